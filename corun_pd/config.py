@@ -1,0 +1,166 @@
+"""Configuration: frozen, composed, checked when it is made.
+
+A cluster file is YAML:
+
+    model: models/qwen3-wide
+    engine: {slots: 8, prefill: {mode: isolated, chunk_tokens: 64}}
+    router: {port: 50051}
+    instances:
+      - {role: prefill}
+      - {role: decode, count: 2}
+
+Unknown keys and bad values are refused with the place and the value. Names carry their units.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from corun_pd.core import Role
+from corun_pd.errors import ConfigError
+
+__all__ = [
+    "Ablation",
+    "ClusterConfig",
+    "EngineConfig",
+    "FakeConfig",
+    "InstanceConfig",
+    "PrefillConfig",
+    "RouterConfig",
+    "load_cluster",
+]
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Model(BaseModel):
+    """The base: frozen, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Ablation(StrEnum):
+    """A mechanism to switch off, so that a test can show that it is needed. Part of the contract."""
+
+    FIXED_SHAPE_DECODE = "fixed_shape_decode"
+    SAMPLER_PADDING = "sampler_padding"
+    REQUEST_RNG = "request_rng"
+
+
+class PrefillConfig(Model):
+    """How prompts are computed. `chunk_tokens` is C of `isolated` and T of `packed`."""
+
+    mode: Literal["isolated", "packed", "batch-invariant"] = "isolated"
+    chunk_tokens: Annotated[int, Field(ge=3)] = 2048
+
+
+class FakeConfig(Model):
+    """Timings of the fake engine, in seconds. Zero is as fast as the event loop turns."""
+
+    prefill_s_per_token: Annotated[float, Field(ge=0)] = 0.0
+    decode_step_s: Annotated[float, Field(ge=0)] = 0.0
+    transfer_s: Annotated[float, Field(ge=0)] = 0.0
+    vocabulary: PositiveInt = 512
+
+
+class EngineConfig(Model):
+    """The engine. All but `kind`, `kv_cache_bytes` and `fake` is the same in the whole fleet.
+
+    `slots` is N, the decode shape. `max_model_tokens` None takes the model's own limit.
+    `kv_cache_bytes` None lets the engine size its pool from the memory at hand.
+    `lease_s` is how long a handoff that nobody pulls keeps its blocks.
+    """
+
+    kind: Literal["vllm", "fake"] = "vllm"
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    slots: PositiveInt = 8
+    prefill: PrefillConfig = PrefillConfig()
+    max_model_tokens: PositiveInt | None = None
+    block_tokens: PositiveInt = 32
+    kv_cache_bytes: PositiveInt | None = None
+    gpu_memory_ratio: Annotated[float, Field(gt=0, le=1)] = 0.85
+    tensor_parallel_size: PositiveInt = 1
+    cpu_threads: PositiveInt = 1
+    max_logprobs: Annotated[int, Field(ge=0)] = 20
+    compile: bool = False
+    attention_backend: str | None = None
+    lease_s: PositiveFloat = 600.0
+    ablate: tuple[Ablation, ...] = ()
+    fake: FakeConfig = FakeConfig()
+
+
+class RouterConfig(Model):
+    """The router.
+
+    `max_waiting` bounds the queue; a request beyond it gets RESOURCE_EXHAUSTED and is told to come
+    back. `decode_lookahead` is how many requests may be reserved on a decode instance beyond its
+    slots, so that a slot that gets free finds its KV already there; None is a quarter of the slots.
+    """
+
+    host: str = "127.0.0.1"
+    port: Port = 50051
+    max_waiting: PositiveInt = 65536
+    decode_lookahead: Annotated[int, Field(ge=0)] | None = None
+    default_completion_tokens: PositiveInt = 16
+
+
+class InstanceConfig(Model):
+    """`count` instances of a role. `cores` pins each of them to those CPU cores."""
+
+    role: Role
+    count: PositiveInt = 1
+    host: str = "127.0.0.1"
+    cores: tuple[int, ...] | None = None
+
+
+class ClusterConfig(Model):
+    """A cluster on one machine. `ready_timeout_s` bounds the wait for every role to be ready."""
+
+    model: Path
+    engine: EngineConfig = EngineConfig()
+    router: RouterConfig = RouterConfig()
+    instances: Annotated[tuple[InstanceConfig, ...], Field(min_length=1)]
+    ready_timeout_s: PositiveFloat = 300.0
+    drain_timeout_s: PositiveFloat = 10.0
+    log_dir: Path = Path("logs")
+
+    @model_validator(mode="after")
+    def _roles_make_a_cluster(self) -> Self:
+        roles = {instance.role for instance in self.instances}
+        for needed, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+            if needed in roles and other not in roles:
+                raise ValueError(f"instances: {needed} without {other}; a cluster has both or neither")
+        return self
+
+
+def load_cluster(path: Path) -> ClusterConfig:
+    """Reads a cluster file. Raises ConfigError that names the file, the place and the value.
+
+    A relative `model` is taken from the folder of the file.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+    try:
+        config = ClusterConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: " + describe_validation(error)) from error
+    return config.model_copy(update={"model": path.parent / config.model})
+
+
+def describe_validation(error: ValidationError) -> str:
+    """A pydantic error in one line per fault: place, problem, value."""
+    rows = []
+    for fault in error.errors(include_url=False):
+        place = ".".join(str(part) for part in fault["loc"]) or "file"
+        value = "" if fault["type"] == "missing" else f" (got {fault['input']!r})"
+        rows.append(f"{place}: {fault['msg']}{value}")
+    return "; ".join(rows)

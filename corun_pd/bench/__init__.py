@@ -1,0 +1,1 @@
+"""Experiments and checks that run against a cluster."""

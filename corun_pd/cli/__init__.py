@@ -1,0 +1,1 @@
+"""One thin handler a command."""

@@ -1,0 +1,1 @@
+"""Clusters: starting the roles, watching them, ending them."""

@@ -10,6 +10,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 EXTRAS = ("torchvision", "torchaudio", "torchcodec")
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
 def main() -> None:
@@ -23,19 +24,7 @@ def main() -> None:
         if probe.returncode == 0:
             continue
         why = (probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"])[-1]
-        subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pip",
-                "--quiet",
-                "--disable-pip-version-check",
-                "uninstall",
-                "--yes",
-                name,
-            ],
-            check=True,
-        )
+        subprocess.run([*PIP, "uninstall", "--yes", name], check=True)
         print(f"removed {name} {found}, which does not import here ({why})")
 
 

@@ -6,7 +6,7 @@ task. `close` ends it; nothing is called afterwards.
 
 Who frees what. The engine owns KV blocks. A leg's blocks go back when the leg finishes, fails or is
 cancelled, except those of a prefill leg that finished with a handoff: they stay until a decode engine
-has pulled them, `release` is called, or the lease runs out. `EngineLoad.free_blocks` is back at
+has pulled them, `release` is called, or the lease runs out. `InstanceLoad.free_blocks` is back at
 `EngineInfo.blocks` once all that is over.
 """
 
@@ -44,7 +44,8 @@ class LegWork:
 
     `leg` names it and is never used twice. With `hand_off` (prefill engines), one token is sampled and
     the KV cache stays for a decode engine. With `resume` (decode engines), the KV cache of the prompt
-    is pulled and decoding goes on after the first token; `sampling` is the client's, unchanged.
+    is pulled and decoding goes on after the first token; `sampling` is the client's, unchanged. Without
+    `stream` nobody looks at tokens as they come, so an engine may keep them for the last output.
     """
 
     leg: str
@@ -52,11 +53,12 @@ class LegWork:
     sampling: SamplingParams
     hand_off: bool = False
     resume: tuple[FirstToken, KvHandoff] | None = None
+    stream: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LegOutput:
-    """What one step gave one leg. The last one has `finish_reason` or `error`.
+    """What one step gave one leg. The last one has `finish_reason`, `handoff` or `error`.
 
     `token_ids` never holds the first token that `resume` gave. `stop_token_id` is set when one of the
     request's stop_token_ids ended it (an EOS that ended it is the last token and sets none).
@@ -75,7 +77,7 @@ class LegOutput:
     @property
     def is_last(self) -> bool:
         """Whether the leg is over."""
-        return self.finish_reason is not None or self.error is not None
+        return self.finish_reason is not None or self.handoff is not None or self.error is not None
 
 
 class Engine(Protocol):

@@ -13,7 +13,7 @@ MODEL := models/qwen3-wide
 # The index at hand is asked first, since it may hold the build and PyTorch's own may be out of reach.
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 BUF := npx --yes @bufbuild/buf@1.75.0
 PROTOS := $(wildcard proto/corun_pd/v1/*.proto)

@@ -1,0 +1,60 @@
+"""What can be known to be wrong before any process is started."""
+
+import os
+import socket
+
+from corun_pd.cluster.doctor import require_healthy
+from corun_pd.config import ClusterConfig
+from corun_pd.errors import ConfigError, SetupError
+
+__all__ = ["check_cluster", "check_port", "free_port"]
+
+
+def check_cluster(config: ClusterConfig) -> None:
+    """Raises SetupError, or ConfigError that names the place, when this cluster cannot start here."""
+    _check_model(config)
+    _check_cores(config)
+    if config.router.port:
+        check_port("router", config.router.host, config.router.port)
+    if config.engine.kind == "vllm":
+        require_healthy()
+
+
+def check_port(role: str, host: str, port: int) -> None:
+    """Raises SetupError that names role, port and host when the port cannot be bound."""
+    with _listener(host) as listener:
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise SetupError(f"{role}: port {port} of {host} cannot be bound: {error.strerror}") from error
+
+
+def free_port(host: str) -> int:
+    """A port that is free now. Whoever binds it must still be ready to find it taken."""
+    with _listener(host) as listener:
+        try:
+            listener.bind((host, 0))
+        except OSError as error:
+            raise ConfigError(f"router.host: {host!r} is no address of this machine: {error.strerror}") from error
+        return int(listener.getsockname()[1])
+
+
+def _listener(host: str) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # As a server would: a port in TIME_WAIT is free, one that somebody listens on is not.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return listener
+
+
+def _check_model(config: ClusterConfig) -> None:
+    if not config.model.is_dir():
+        raise ConfigError(f"model: {config.model} is not a folder")
+    if not (config.model / "config.json").is_file():
+        raise ConfigError(f"model: {config.model} has no config.json, so it holds no model")
+
+
+def _check_cores(config: ClusterConfig) -> None:
+    here = os.sched_getaffinity(0)
+    for place, instance in enumerate(config.instances):
+        if missing := sorted(set(instance.cores or ()) - here):
+            raise ConfigError(f"instances.{place}.cores: no core {missing[0]} here (there are {sorted(here)})")

@@ -126,12 +126,14 @@ class LegFinish(_message.Message):
     def __init__(self, leg_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_sampling_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., kv_pulled_byte_count: _Optional[int] = ..., error: _Optional[_Union[LegError, _Mapping]] = ...) -> None: ...
 
 class RunDecodesResponse(_message.Message):
-    __slots__ = ("tokens", "finishes")
+    __slots__ = ("tokens", "finishes", "pulled_leg_ids")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISHES_FIELD_NUMBER: _ClassVar[int]
+    PULLED_LEG_IDS_FIELD_NUMBER: _ClassVar[int]
     tokens: StepTokens
     finishes: _containers.RepeatedCompositeFieldContainer[LegFinish]
-    def __init__(self, tokens: _Optional[_Union[StepTokens, _Mapping]] = ..., finishes: _Optional[_Iterable[_Union[LegFinish, _Mapping]]] = ...) -> None: ...
+    pulled_leg_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Union[StepTokens, _Mapping]] = ..., finishes: _Optional[_Iterable[_Union[LegFinish, _Mapping]]] = ..., pulled_leg_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RunGenerationsRequest(_message.Message):
     __slots__ = ("starts", "cancel_leg_ids")

@@ -1,0 +1,1 @@
+"""The prefill role: prompts in, first tokens and KV handoffs out."""

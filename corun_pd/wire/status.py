@@ -8,7 +8,7 @@ A leg inside a shared call cannot have a status of its own, so it carries the sa
 """
 
 from collections.abc import Mapping
-from typing import Final, NoReturn, cast
+from typing import Final, NoReturn, TypeVar, cast
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -33,6 +33,9 @@ from corun_pd.errors import (
 from corun_pd.v1 import legs_pb2
 
 __all__ = ["DOMAIN", "abort", "error_from_rpc", "leg_error_from_pb", "leg_error_to_pb"]
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 
 #: The domain of every ErrorInfo.
 DOMAIN: Final = "corun-pd"
@@ -107,7 +110,7 @@ def leg_error_from_pb(message: legs_pb2.LegError) -> CorunError:
     return known or _from_bare(_VALUES.get(message.code, grpc.StatusCode.UNKNOWN), message.message)
 
 
-async def abort(context: "grpc.aio.ServicerContext[Message, Message]", error: CorunError) -> NoReturn:
+async def abort(context: "grpc.aio.ServicerContext[Request, Response]", error: CorunError) -> NoReturn:
     """Ends the call with the error's status and details."""
     details: list[Message] = [
         error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)

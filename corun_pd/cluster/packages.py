@@ -50,7 +50,9 @@ def installed_packages(path: list[str] | None = None) -> Mapping[str, Package]:
 
 def _requires(distribution: Distribution) -> tuple[str, ...]:
     needed = (Requirement(line) for line in distribution.requires or ())
-    return tuple(canonicalize_name(r.name) for r in needed if r.marker is None or r.marker.evaluate({"extra": ""}))
+    return tuple(
+        canonicalize_name(r.name) for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})
+    )
 
 
 def _cuda(distribution: Distribution) -> str | None:

@@ -35,7 +35,9 @@ def free_port(host: str) -> int:
         try:
             listener.bind((host, 0))
         except OSError as error:
-            raise ConfigError(f"router.host: {host!r} is no address of this machine: {error.strerror}") from error
+            raise ConfigError(
+                f"router.host: {host!r} is no address of this machine: {error.strerror}"
+            ) from error
         return int(listener.getsockname()[1])
 
 
@@ -57,4 +59,6 @@ def _check_cores(config: ClusterConfig) -> None:
     here = os.sched_getaffinity(0)
     for place, instance in enumerate(config.instances):
         if missing := sorted(set(instance.cores or ()) - here):
-            raise ConfigError(f"instances.{place}.cores: no core {missing[0]} here (there are {sorted(here)})")
+            raise ConfigError(
+                f"instances.{place}.cores: no core {missing[0]} here (there are {sorted(here)})"
+            )

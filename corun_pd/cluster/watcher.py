@@ -5,9 +5,9 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
-from corun_pd.client import AsyncClient
+from corun_pd.client import AsyncClient, RetryPolicy
 from corun_pd.core import Role
 from corun_pd.errors import CorunError
 from corun_pd.wire.server import open_channel
@@ -22,8 +22,12 @@ class Watcher:
 
     def __init__(self, router: str) -> None:
         self._channel = open_channel(router)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
-        self._client = AsyncClient(router)
+        self._check = self._channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        self._client = AsyncClient(router, retry=RetryPolicy(max_attempts=1))
 
     async def __aenter__(self) -> Self:
         return self
@@ -31,16 +35,16 @@ class Watcher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._client.close()
+        await self._client.aclose()
         await self._channel.close()
 
     async def is_serving(self) -> bool:
         """What the standard health check says of the router as a whole."""
         try:
-            answer = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=CALL_TIMEOUT_S)
+            answer = await self._check(health_pb2.HealthCheckRequest(), timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             return False
-        return answer.status == health_pb2.HealthCheckResponse.SERVING
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def member_roles(self) -> Counter[Role]:
         """How many instances of each role have joined."""

@@ -44,7 +44,7 @@ def verify(
     no_control: bool,
     json_file: Path | None,
 ) -> None:
-    """Runs the same requests alone, batched, reversed and crowded, apart and colocated, and compares every bit.
+    """Runs requests alone, batched, reversed and crowded, apart and colocated, and compares every bit.
 
     The negative control runs them on an engine with the contract's mechanisms off, which must give other
     bits somewhere; it needs --config.

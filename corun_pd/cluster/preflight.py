@@ -35,9 +35,7 @@ def free_port(host: str) -> int:
         try:
             listener.bind((host, 0))
         except OSError as error:
-            raise ConfigError(
-                f"router.host: {host!r} is no address of this machine: {error.strerror}"
-            ) from error
+            raise ConfigError(f"router.host: {host!r} is no address here: {error.strerror}") from error
         return int(listener.getsockname()[1])
 
 

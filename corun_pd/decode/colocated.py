@@ -37,7 +37,7 @@ class ColocatedService(legs_pb2_grpc.ColocatedServiceServicer):
                     streaming.discard(leg_id)
 
         def render(_: LegSession, outputs: Sequence[SessionOutput]) -> legs_pb2.RunGenerationsResponse:
-            tokens, finishes = to_columns(outputs, streaming)
+            tokens, finishes, _pulled = to_columns(outputs, streaming)
             return legs_pb2.RunGenerationsResponse(tokens=tokens, finishes=finishes)
 
         try:

@@ -13,17 +13,21 @@ __all__ = ["to_columns"]
 
 def to_columns(
     outputs: Sequence[SessionOutput], streaming: set[int]
-) -> tuple[legs_pb2.StepTokens | None, list[legs_pb2.LegFinish]]:
-    """Splits outputs into the tokens of the legs in `streaming` and the ends of legs.
+) -> tuple[legs_pb2.StepTokens | None, list[legs_pb2.LegFinish], list[int]]:
+    """Splits outputs into the tokens of the legs in `streaming`, the ends of legs, and the other legs whose
+    KV cache has been pulled.
 
-    Takes the legs that ended out of `streaming`.
+    Takes the legs that ended out of `streaming`. Tokens are in the order of the steps.
     """
     tokens = legs_pb2.StepTokens()
     leg_ids: list[int] = []
     token_ids: list[int] = []
     finishes: list[legs_pb2.LegFinish] = []
+    pulled: list[int] = []
     for leg_id, output in outputs:
         streams = leg_id in streaming
+        if not streams and not output.is_last:
+            pulled.append(leg_id)
         if streams:
             if output.logprobs:
                 tokens.logprobs.extend(logprobs_to_pb([entry]) for entry in output.logprobs)
@@ -35,7 +39,7 @@ def to_columns(
             finishes.append(_finish(leg_id, output, with_tokens=not streams))
     tokens.leg_ids.extend(leg_ids)
     tokens.token_ids.extend(token_ids)
-    return (tokens if leg_ids else None), finishes
+    return (tokens if leg_ids else None), finishes, pulled
 
 
 def _finish(leg_id: int, output: LegOutput, *, with_tokens: bool) -> legs_pb2.LegFinish:

@@ -46,8 +46,8 @@ class DecodeService(legs_pb2_grpc.DecodeServiceServicer):
                     streaming.discard(leg_id)
 
         def render(_: LegSession, outputs: Sequence[SessionOutput]) -> legs_pb2.RunDecodesResponse:
-            tokens, finishes = to_columns(outputs, streaming)
-            return legs_pb2.RunDecodesResponse(tokens=tokens, finishes=finishes)
+            tokens, finishes, pulled = to_columns(outputs, streaming)
+            return legs_pb2.RunDecodesResponse(tokens=tokens, finishes=finishes, pulled_leg_ids=pulled)
 
         try:
             await serve_legs(self._host, request_iterator, accept, render, context.write)

@@ -62,7 +62,8 @@ class LegOutput:
 
     `token_ids` never holds the first token that `resume` gave. `stop_token_id` is set when one of the
     request's stop_token_ids ended it (an EOS that ended it is the last token and sets none).
-    `kv_pulled_bytes` counts what was pulled for the leg and is set on its last output.
+    `kv_pulled_bytes` counts what was pulled for the leg and is set on its last output. The first output of
+    a leg with `resume`, which may be empty, tells that its KV cache has been pulled.
     """
 
     leg: str

@@ -36,11 +36,15 @@ BATCH_LIMIT: Final = 1 << 16
 
 @dataclass(slots=True)
 class _Route:
-    """Where a leg's outputs go, and what has gathered of a leg that does not stream."""
+    """Where a leg's outputs go, and what has gathered of a leg that does not stream.
+
+    `owes_pull`: its call has still to be told that the KV cache was pulled.
+    """
 
     session: "LegSession"
     leg_id: int
     stream: bool
+    owes_pull: bool
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -86,6 +90,11 @@ class LegHost:
         """Fails every leg that is started from now on; those under way go on."""
         self._refusal = error
 
+    def finish(self) -> None:
+        """Ends every call with its last leg."""
+        for session in self._sessions:
+            session.finish()
+
     def open(self) -> "LegSession":
         """A session for one call. Whoever opens it closes it."""
         session = LegSession(self)
@@ -123,6 +132,9 @@ class LegHost:
                 if not output.is_last:
                     route.token_ids += output.token_ids
                     route.logprobs += output.logprobs
+                    if route.owes_pull:
+                        route.owes_pull = False
+                        route.session.put(route.leg_id, LegOutput(output.leg))
                     continue
                 if route.token_ids:
                     output = replace(
@@ -168,6 +180,9 @@ class LegSession:
     ) -> None:
         """Starts a leg. What is wrong with it comes back as its output's error.
 
+        A leg that streams has an output for every step; another one has all its tokens in the last one,
+        and before that, if it resumes, an empty one when its KV cache has been pulled.
+
         Raises InvalidRequest when the id is in use: there is no telling the two legs apart, so the call
         must end.
         """
@@ -176,7 +191,9 @@ class LegSession:
         work = LegWork("", prompt, sampling, hand_off=hand_off, resume=resume, stream=stream)
         self._names[leg_id] = ""
         try:
-            self._names[leg_id] = self._host.submit(_Route(self, leg_id, stream), work)
+            self._names[leg_id] = self._host.submit(
+                _Route(self, leg_id, stream, owes_pull=resume is not None), work
+            )
         except CorunError as error:
             self.put(leg_id, LegOutput("", error=error))
 

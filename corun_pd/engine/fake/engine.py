@@ -257,6 +257,8 @@ class FakeEngine:
         leg.completion = source.complete()
         self._pulled.append(leg)
         self._wake.set()
+        if not leg.work.stream:
+            self._emit([LegOutput(leg.work.leg)])
 
     async def _run(self) -> None:
         while True:

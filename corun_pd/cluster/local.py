@@ -27,6 +27,9 @@ __all__ = ["Command", "LocalCluster", "role_command"]
 
 POLL_S = 0.1
 
+#: What a role gets, beyond the time to drain, to close what it has open. In seconds.
+CLOSE_S = 5.0
+
 #: The command line of a role: its role ("router" or a Role), the instance's part of the configuration
 #: (None for the router), the cluster file and the router's address.
 Command = Callable[[str, InstanceConfig | None, Path, str], Sequence[str]]
@@ -41,7 +44,7 @@ def role_command(role: str, instance: InstanceConfig | None, file: Path, router:
         options += ["--router", router, "--host", instance.host]
         if instance.cores is not None:
             options += ["--cores", ",".join(str(core) for core in instance.cores)]
-    return python_module("corun_pd.cli.main", role, *options)
+    return python_module("corun_pd.cli.main", "--log-level", "info", role, *options)
 
 
 class LocalCluster:
@@ -73,7 +76,7 @@ class LocalCluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.stop(self.config.drain_timeout_s)
+        await self.stop(self.config.drain_timeout_s + CLOSE_S)
 
     @property
     def pids(self) -> dict[str, int]:

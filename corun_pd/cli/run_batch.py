@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,14 +129,13 @@ def run_batch(
     if len({source.resolve(), files.out.path.resolve(), files.errors.path.resolve()}) < 3:
         raise SetupError(f"{source}: input, output and errors must be three files")
     job = _Job(source, files, seed, route, concurrency, timeout_s, Console(stderr=True))
-    with ExitStack() as at_exit:
-        at_exit.callback(_report, job, summary)
-        try:
-            asyncio.run(job.run(router))
-        except KeyboardInterrupt:
-            click.echo("interrupted; what was answered is in the .part files", err=True)
-            at_exit.callback(sys.exit, INTERRUPTED)
-            return
+    try:
+        asyncio.run(job.run(router))
+    except KeyboardInterrupt:
+        click.echo("interrupted; what was answered is in the .part files", err=True)
+        sys.exit(INTERRUPTED)
+    finally:
+        _report(job, summary)
     if job.tally is not None and job.tally.failed:
         sys.exit(SOME_FAILED)
 

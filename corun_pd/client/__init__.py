@@ -8,7 +8,7 @@
 
 from corun_pd.client.aio import AsyncClient
 from corun_pd.client.blocking import Client, Stream
-from corun_pd.client.request import ChatMessage, GenerationRequest, Options, Prompt, Route
+from corun_pd.client.request import ChatMessage, GenerationRequest, Options, Prompt, Route, build_request
 from corun_pd.client.results import (
     Choice,
     Delta,
@@ -55,5 +55,6 @@ __all__ = [
     "TokenLogprobs",
     "Transport",
     "Usage",
+    "build_request",
     "make_result",
 ]

@@ -41,7 +41,10 @@ class AsyncClient:
         `prompt` is text or token ids; `options` are those of `Options`. Raises InvalidRequest before
         anything is sent for what cannot be sent, such as text that UTF-8 cannot hold.
         """
-        request = build_request(prompt, options)
+        return await self.run(build_request(prompt, options), timeout_s=timeout_s)
+
+    async def run(self, request: GenerationRequest, *, timeout_s: float | None = None) -> GenerationResult:
+        """Runs a request that was built before, with `build_request`."""
         attempts = self._attempts(timeout_s)
         while True:
             try:

@@ -1,0 +1,141 @@
+"""One line of a batch file: what it must hold, and what is wrong with one that does not."""
+
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NoReturn
+
+from corun_pd.batch.reader import MAX_LINE_BYTES, RawLine
+from corun_pd.errors import InvalidRequest
+
+__all__ = ["BatchLine", "Endpoint", "Json", "Refusal", "parse_line"]
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+_KEYS: Final = ("custom_id", "method", "url", "body")
+_LEADING_ID: Final = re.compile(rb'\{\s*"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")')
+
+
+class Endpoint(StrEnum):
+    """The urls that are served."""
+
+    COMPLETIONS = "/v1/completions"
+    CHAT = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """A well-formed line. What its body asks for is `body`'s to judge."""
+
+    number: int
+    custom_id: str
+    endpoint: Endpoint
+    body: dict[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A bad line. `custom_id` is None when it has none that can be told."""
+
+    number: int
+    custom_id: str | None
+    error: InvalidRequest
+
+    def __str__(self) -> str:
+        whose = "no custom_id" if self.custom_id is None else f"custom_id {self.custom_id[:64]!r}"
+        return f"line {self.number} ({whose}): {self.error}"
+
+
+def parse_line(raw: RawLine) -> BatchLine | Refusal:
+    """The line, or what is wrong with it: the first fault that is found."""
+    custom_id: str | None = None
+    try:
+        if raw.is_too_long:
+            raise InvalidRequest("line", f"is longer than {MAX_LINE_BYTES} bytes")
+        row = _strict_json(raw.data)
+        if not isinstance(row, dict):
+            raise InvalidRequest("line", f"must be a JSON object, not {_kind(row)}")
+        custom_id = _custom_id(row)
+        if unknown := sorted(row.keys() - set(_KEYS)):
+            raise InvalidRequest(unknown[0][:64], f"is not a field of a batch line; {', '.join(_KEYS)} are")
+        return BatchLine(raw.number, custom_id, _endpoint(row), _body(row))
+    except InvalidRequest as error:
+        return Refusal(raw.number, custom_id or _leading_id(raw.data), error)
+
+
+def _strict_json(data: bytes) -> Json:
+    """JSON as the standard has it: UTF-8, no NaN, no key twice in one object."""
+    try:
+        value: Json = json.loads(
+            data.decode(), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
+        )
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("line", f"is not UTF-8: {error.reason} at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise InvalidRequest("line", f"is not JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise InvalidRequest("line", "is nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise InvalidRequest("line", f"has a number that is too long: {error}") from None
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise InvalidRequest("line", f"has the key {twice[:64]!r} twice in one object")
+    return row
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidRequest("line", f"is not JSON: {name} is no JSON number")
+
+
+def _custom_id(row: dict[str, Json]) -> str:
+    value = _required(row, "custom_id")
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest("custom_id", f"must be text that is not empty, not {_show(value)}")
+    return value
+
+
+def _endpoint(row: dict[str, Json]) -> Endpoint:
+    if (method := _required(row, "method")) != "POST":
+        raise InvalidRequest("method", f"must be POST, not {_show(method)}")
+    url = _required(row, "url")
+    if url not in list(Endpoint):
+        raise InvalidRequest("url", f"must be one of {', '.join(Endpoint)}, not {_show(url)}")
+    return Endpoint(str(url))
+
+
+def _body(row: dict[str, Json]) -> dict[str, Json]:
+    body = _required(row, "body")
+    if not isinstance(body, dict):
+        raise InvalidRequest("body", f"must be a JSON object, not {_kind(body)}")
+    return body
+
+
+def _required(row: dict[str, Json], key: str) -> Json:
+    if key not in row:
+        raise InvalidRequest(key, "is missing")
+    return row[key]
+
+
+def _leading_id(data: bytes) -> str | None:
+    """The custom_id of a line that cannot be parsed, when it stands first, as it mostly does."""
+    found = _LEADING_ID.match(data)
+    try:
+        return None if found is None else str(json.loads(found[1]))
+    except ValueError:
+        return None
+
+
+def _kind(value: Json) -> str:
+    kinds = {dict: "an object", list: "an array", str: "text", bool: "a truth value", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _show(value: Json) -> str:
+    return f"{json.dumps(value):.80}"

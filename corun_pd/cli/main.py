@@ -54,7 +54,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except CorunError as error:
-            if logging.getLogger().isEnabledFor(logging.DEBUG):
+            if ctx.params["log_level"] == "debug":
                 traceback.print_exception(error)
             click.echo(f"error: {error.message}", err=True)
             ctx.exit(2)

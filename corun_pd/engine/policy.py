@@ -1,0 +1,129 @@
+"""What the next step takes: pure policy, without an engine.
+
+The rules are the paper's Algorithms 1 and 2 (arXiv 2608.14376, Section IV-B) and, for `PackedPrefill`,
+ours. They see queues as numbers and answer with names and token counts. The vLLM scheduler binds them
+to its queues; the planner's simulator runs the same code.
+
+Two facts hold for every answer, and the determinism contract rests on them: chunk borders depend on
+the prompt's own length alone, and a prompt starts only if its whole configured sequence fits, so that
+nothing is ever preempted or recomputed.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Candidate", "IsolatedPrefill", "PackedPrefill", "PrefillPolicy", "Share", "admit_in_order"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A request with work to do.
+
+    `prompt` and `computed` are in tokens. `blocks` is how many KV blocks it still needs until its
+    configured end, over all KV cache groups.
+    """
+
+    key: str
+    prompt: int
+    computed: int
+    blocks: int
+
+    @property
+    def remaining(self) -> int:
+        """Prompt tokens that are still to be computed."""
+        return self.prompt - self.computed
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """`tokens` of request `key` go into the step."""
+
+    key: str
+    tokens: int
+
+
+class PrefillPolicy(Protocol):
+    """Which prompts, and how many tokens of each, the next prefill step takes."""
+
+    def next_step(
+        self, partial: Candidate | None, waiting: Iterable[Candidate], slots: int, blocks: int
+    ) -> Sequence[Share]:
+        """`partial` is the started prompt, `waiting` the others in order of arrival.
+
+        `slots` and `blocks` are what is free after the started requests have all that they need until
+        their ends. Empty: no prefill now.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class IsolatedPrefill:
+    """One prompt a step, in chunks of at most `chunk` tokens (Algorithm 1).
+
+    The last chunk is never one token: such a step looks like decode, and engines give it decode's
+    kernels. A prompt of chunk + 1 tokens is cut into chunk - 1 and 2.
+    """
+
+    chunk: int
+
+    def next_step(
+        self, partial: Candidate | None, waiting: Iterable[Candidate], slots: int, blocks: int
+    ) -> Sequence[Share]:
+        """The started prompt goes on before another starts; the head of the queue is never overtaken."""
+        if partial is not None:
+            return [Share(partial.key, self.chunk_of(partial.remaining))]
+        head = next(admit_in_order(waiting, slots, blocks), None)
+        return [] if head is None else [Share(head.key, self.chunk_of(head.remaining))]
+
+    def chunk_of(self, remaining: int) -> int:
+        """Tokens of the next chunk when `remaining` are left."""
+        if remaining <= self.chunk:
+            return remaining
+        return self.chunk - 1 if remaining == self.chunk + 1 else self.chunk
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPrefill:
+    """Whole prompts and remainders up to `width` tokens, in a step that is padded to exactly `width`.
+
+    A prompt longer than `width` is cut at multiples of it, so all but its last piece fill a step of
+    their own. Last pieces share a step: the oldest first, then whatever of the next `window` prompts
+    still fits, so that nothing starves and little is padding.
+    """
+
+    width: int
+    window: int = 64
+
+    def next_step(
+        self, partial: Candidate | None, waiting: Iterable[Candidate], slots: int, blocks: int
+    ) -> Sequence[Share]:
+        """The started prompt goes on first; then first fit in order of arrival."""
+        shares: list[Share] = []
+        room = self.width
+        if partial is not None:
+            if partial.remaining >= self.width:
+                return [Share(partial.key, self.width)]
+            shares.append(Share(partial.key, partial.remaining))
+            room -= partial.remaining
+        for place, prompt in enumerate(waiting):
+            if place >= self.window or room == 0 or slots == 0:
+                break
+            if prompt.blocks > blocks:
+                break
+            tokens = min(prompt.remaining, self.width)
+            if tokens <= room:
+                shares.append(Share(prompt.key, tokens))
+                room -= tokens
+                slots -= 1
+                blocks -= prompt.blocks
+        return shares
+
+
+def admit_in_order(waiting: Iterable[Candidate], slots: int, blocks: int) -> Iterator[Candidate]:
+    """Those of `waiting` that may start now, strictly in order: the first that does not fit ends it."""
+    for candidate in waiting:
+        if slots == 0 or candidate.blocks > blocks:
+            return
+        slots -= 1
+        blocks -= candidate.blocks
+        yield candidate

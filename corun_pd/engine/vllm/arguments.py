@@ -1,0 +1,54 @@
+"""This package's configuration as vLLM's engine arguments."""
+
+from pathlib import Path
+from typing import Any
+
+from vllm.platforms import current_platform
+
+from corun_pd.config import EngineConfig
+from corun_pd.core import Role
+from corun_pd.engine.vllm.scheduler import CoRunScheduler, CountingScheduler
+from corun_pd.engine.vllm.settings import Settings
+
+__all__ = ["device_type", "engine_arguments"]
+
+
+def device_type() -> str:
+    """`cpu` or `cuda`."""
+    return str(current_platform.device_type)
+
+
+def engine_arguments(model: Path, role: Role, config: EngineConfig) -> dict[str, Any]:
+    """Keyword arguments of vLLM's EngineArgs, less the KV transfer."""
+    arguments: dict[str, Any] = {
+        "model": str(model),
+        "skip_tokenizer_init": True,
+        "dtype": config.dtype,
+        "max_model_len": config.max_model_tokens,
+        "max_num_seqs": config.slots,
+        "max_num_batched_tokens": max(config.prefill.chunk_tokens, config.slots),
+        "block_size": config.block_tokens,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "max_logprobs": config.max_logprobs,
+        "scheduler_cls": CountingScheduler if role is Role.STANDARD else CoRunScheduler,
+        "additional_config": Settings.of(role, config).as_additional_config(),
+        # A hit in the prefix cache moves the chunk borders of whoever hits.
+        "enable_prefix_caching": False,
+        "seed": 0,
+        "disable_log_stats": True,
+    }
+    if config.kv_cache_bytes is not None:
+        arguments["kv_cache_memory_bytes"] = config.kv_cache_bytes
+    return arguments | (_cpu(config) if device_type() == "cpu" else _cuda(role, config))
+
+
+def _cpu(config: EngineConfig) -> dict[str, Any]:
+    return {
+        "worker_cls": "corun_pd.engine.vllm.worker.CoRunCPUWorker",
+        "distributed_executor_backend": "uni",
+        "enforce_eager": True,
+    }
+
+
+def _cuda(role: Role, config: EngineConfig) -> dict[str, Any]:
+    return {"gpu_memory_utilization": config.gpu_memory_ratio}

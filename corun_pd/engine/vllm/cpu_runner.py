@@ -1,0 +1,117 @@
+"""Fixed-shape decode and shape-aligned sampling on vLLM's V1 model runner (CPU engines).
+
+What is overridden, each with its place in vLLM 0.32.0: the padding decision
+(`_determine_batch_execution_and_padding`), the logits (`model.compute_logits`), the sampler, and the
+batch row of a request that arrives with its first token (`InputBatch.add_request`).
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.forward_context import BatchDescriptor
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+from corun_pd.config import Ablation
+from corun_pd.engine.vllm.request import first_tokens_of, seed_of
+from corun_pd.engine.vllm.sampler import ShapeAlignedSampler, mix
+from corun_pd.engine.vllm.settings import Settings
+
+__all__ = ["CoRunCPUModelRunner"]
+
+
+class CoRunCPUModelRunner(CPUModelRunner):  # type: ignore[misc]
+    """Runs what the scheduler made of it: a step of prompts as it is or padded to T, or N rows."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self.settings = Settings.from_vllm(vllm_config)
+        self.pad_logits = self.settings.has(Ablation.SAMPLER_PADDING)
+        self.sampler = ShapeAlignedSampler(
+            logprobs_mode=self.model_config.logprobs_mode,
+            rows=self.settings.slots if self.pad_logits else 0,
+            width=self.settings.max_logprobs,
+        )
+        self.sampling_step = 0
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Loads the model and pads the rows that reach its LM head to N."""
+        super().load_model(*args, **kwargs)
+        if not self.pad_logits:
+            return
+        original, slots = self.model.compute_logits, self.settings.slots
+
+        def compute_logits(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+            used = hidden.shape[0]
+            if used > slots:
+                raise RuntimeError(f"{used} rows for an LM head of {slots}")
+            logits = original(F.pad(hidden, (0, 0, 0, slots - used)), *args, **kwargs)
+            return None if logits is None else logits[:used]
+
+        self.model.compute_logits = compute_logits
+
+    def _update_states(self, scheduler_output: Any) -> Any:
+        # The batch may be made anew when the KV cache is set up, so it is wrapped where it is used.
+        batch = self.input_batch
+        if "add_request" not in vars(batch):
+            original = batch.add_request
+
+            def add_request(request: Any) -> Any:
+                # The V1 runner is told of the prompt alone; the first token is an output token.
+                if not request.output_token_ids:
+                    request.output_token_ids.extend(first_tokens_of(request.sampling_params))
+                return original(request)
+
+            batch.add_request = add_request
+        return super()._update_states(scheduler_output)
+
+    def _is_decode_step(self) -> bool:
+        """By state, never by shape: a one-token prompt looks like decode and is none."""
+        batch = self.input_batch
+        rows = batch.num_reqs
+        return rows > 0 and bool(
+            np.all(batch.num_computed_tokens_cpu[:rows] >= batch.num_prompt_tokens[:rows])
+        )
+
+    def _determine_batch_execution_and_padding(
+        self,
+        num_tokens: int,
+        num_reqs: int,
+        num_scheduled_tokens_np: np.ndarray,
+        max_num_scheduled_tokens: int,
+        **kwargs: Any,
+    ) -> Any:
+        decision = super()._determine_batch_execution_and_padding(
+            num_tokens, num_reqs, num_scheduled_tokens_np, max_num_scheduled_tokens, **kwargs
+        )
+        if not self.input_batch.req_ids or not self.settings.has(Ablation.FIXED_SHAPE_DECODE):
+            return decision
+        if not self._is_decode_step():
+            if self.settings.prefill_mode == "isolated" and num_reqs != 1:
+                raise RuntimeError(f"an isolated prefill step holds {num_reqs} prompts")
+            return decision
+        # On CPU no graph is replayed; FULL is vLLM's word for "pad the attention metadata too".
+        slots = self.settings.slots
+        self.input_ids.gpu[num_tokens:slots] = 0
+        self.positions[num_tokens:slots] = 0
+        return (
+            CUDAGraphMode.FULL,
+            BatchDescriptor(num_tokens=slots, num_reqs=slots, uniform=True),
+            *decision[2:],
+        )
+
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> SamplerOutput:
+        batch = self.input_batch
+        self.sampling_step += 1
+        seeds = []
+        for row, request_id in enumerate(batch.req_ids):
+            seed = seed_of(self.requests[request_id].sampling_params)
+            step = int(self.optimistic_seq_lens_cpu[row]) - int(batch.num_prompt_tokens[row])
+            if not self.settings.has(Ablation.REQUEST_RNG) and self.settings.ablate:
+                seed, step = row, self.sampling_step  # The control: variates belong to the slot.
+            seeds.append(mix(seed, step))
+        self.sampler.seeds = seeds
+        return super()._sample(logits, spec_decode_metadata)

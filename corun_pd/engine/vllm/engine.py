@@ -1,0 +1,277 @@
+"""A vLLM engine in this process: one thread owns the engine core and steps it.
+
+Commands go in through a queue and are carried out between steps; what a step gave comes out on the
+event loop, all rows of a step at once. There is no other process to lose, and the scheduler is at
+hand: free blocks, reservations and leases are read where they are kept.
+"""
+
+import asyncio
+import contextlib
+import queue
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from corun_pd.config import EngineConfig
+from corun_pd.core import FinishReason, InstanceLoad, Role, TokenLogprobs
+from corun_pd.engine.base import EngineInfo, LegOutput, LegWork
+from corun_pd.engine.vllm import environment
+from corun_pd.errors import CorunError, EngineFailed, InvalidRequest, SetupError
+from corun_pd.kv_transfer.nixl import connector_config, handoff_from_params
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutput
+    from vllm.v1.engine.core import EngineCore
+
+    from corun_pd.engine.vllm.scheduler import CountingScheduler
+
+__all__ = ["VllmEngine"]
+
+_IDLE_POLL_S = 0.001
+"""How often an engine without rows looks for finished transfers and expired leases."""
+
+_Command = Callable[[], None]
+
+
+class VllmEngine:
+    """See `engine.base` for who calls what."""
+
+    def __init__(self, model: Path, role: Role, config: EngineConfig, host: str) -> None:
+        self.model, self.role, self.config, self.host = model, role, config, host
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._outputs: asyncio.Queue[list[LegOutput] | None] = asyncio.Queue()
+        self._legs: dict[str, LegWork] = {}
+        self._closing = False
+        self._error: EngineFailed | None = None
+        self._sampled = 0
+
+    async def start(self) -> EngineInfo:
+        """Loads the model in the engine's thread."""
+        environment.prepare(self.config, self.host)
+        self._loop = asyncio.get_running_loop()
+        started: asyncio.Future[EngineInfo] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="engine", daemon=True)
+        self._thread.start()
+        self._info = await started
+        return self._info
+
+    def submit(self, work: LegWork) -> None:
+        """Queues a leg."""
+        self._commands.put(lambda: self._add(work))
+
+    def cancel(self, leg: str) -> None:
+        """Ends a leg without output."""
+        self._commands.put(lambda: self._cancel(leg))
+
+    def release(self, handoff_id: str) -> None:
+        """Frees a handoff that nobody will pull."""
+        self._commands.put(lambda: self._scheduler.release_handoff(handoff_id))
+
+    async def steps(self) -> AsyncIterator[Sequence[LegOutput]]:
+        """What each step gave."""
+        while (outputs := await self._outputs.get()) is not None:
+            yield outputs
+        if self._error is not None:
+            raise self._error
+
+    async def load(self) -> InstanceLoad:
+        """Read between two steps, so that the figures belong together."""
+        answer: asyncio.Future[InstanceLoad] = self._loop.create_future()
+
+        def read() -> None:
+            load = self._read_load()
+            self._loop.call_soon_threadsafe(lambda: answer.done() or answer.set_result(load))
+
+        self._commands.put(read)
+        if self._error is not None:
+            raise self._error
+        return await answer
+
+    async def close(self) -> None:
+        """Ends the thread between two steps."""
+
+        def stop() -> None:
+            self._closing = True
+
+        self._commands.put(stop)
+        await asyncio.to_thread(self._thread.join)
+
+    # ---- The engine's thread -------------------------------------------------------------------
+
+    def _run(self, started: "asyncio.Future[EngineInfo]") -> None:
+        try:
+            info = self._build()
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises at start is a set-up fault
+            fault = error if isinstance(error, CorunError) else SetupError(_first_line(error))
+            fault.__cause__ = None if fault is error else error
+            self._loop.call_soon_threadsafe(started.set_exception, fault)
+            return
+        self._loop.call_soon_threadsafe(started.set_result, info)
+        try:
+            self._step_until_closed()
+        except Exception as error:  # noqa: BLE001 - a step that raises has killed the engine
+            self._error = EngineFailed(f"the engine died: {_first_line(error)}")
+            self._error.__cause__ = error
+        finally:
+            with contextlib.suppress(Exception):
+                self._core.shutdown()
+            self._loop.call_soon_threadsafe(self._outputs.put_nowait, None)
+
+    def _step_until_closed(self) -> None:
+        idle = False
+        while not self._closing:
+            if not self._core.scheduler.has_requests() and not self._core.batch_queue:
+                self._commands.get()()
+            elif idle:
+                with contextlib.suppress(queue.Empty):
+                    self._commands.get(timeout=_IDLE_POLL_S)()
+            while not self._commands.empty():
+                self._commands.get_nowait()()
+            outputs, executed = self._core.step_fn()
+            self._core.post_step(executed)
+            rows = [self._output(row) for row in outputs[0].outputs] if outputs and 0 in outputs else []
+            if rows:
+                self._loop.call_soon_threadsafe(self._outputs.put_nowait, rows)
+            idle = not executed and not rows
+
+    def _build(self) -> EngineInfo:
+        # vLLM reads the environment when it is imported, and it was set just now.
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor import Executor
+
+        from corun_pd.engine.vllm import arguments, contract
+
+        self.engine_id = f"{self.role}-{uuid.uuid4().hex}"
+        transfer = None
+        if self.role in (Role.PREFILL, Role.DECODE):
+            transfer = connector_config(
+                producer=self.role is Role.PREFILL,
+                engine_id=self.engine_id,
+                device=arguments.device_type(),
+                lease_s=self.config.lease_s,
+            )
+        args = arguments.engine_arguments(self.model, self.role, self.config)
+        vllm_config = EngineArgs(**args, kv_transfer_config=transfer).create_engine_config()
+        self._core: EngineCore = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
+        self._scheduler: CountingScheduler = self._core.scheduler
+        self._eos = contract.eos_token_ids(vllm_config)
+        self._engine_seeds = vllm_config.use_v2_model_runner
+        kv = self._scheduler.kv_cache_config
+        self._group_bytes = [g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in kv.kv_cache_groups]
+        return EngineInfo(
+            contract=contract.build(self.model, self.role, self.config, vllm_config),
+            model=str(self.model),
+            slots=self.config.slots,
+            blocks=self._scheduler.free_blocks,
+            block_tokens=self._scheduler.block_size,
+            max_model_tokens=vllm_config.model_config.max_model_len,
+            prefill_tokens=self.config.prefill.chunk_tokens,
+            block_bytes=max(self._group_bytes),
+            max_logprobs=self.config.max_logprobs,
+            vocabulary=vllm_config.model_config.get_vocab_size(),
+            rng_scheme=contract.rng_scheme(vllm_config),
+        )
+
+    def _add(self, work: LegWork) -> None:
+        from corun_pd.engine.vllm.request import make_request
+
+        try:
+            request = make_request(work, self._eos, self._engine_seeds)
+            need = self._scheduler.blocks_to_end(request)
+            if need > self._info.blocks:
+                raise InvalidRequest(
+                    "sampling.max_tokens", f"the sequence needs {need} KV blocks of {self._info.blocks}"
+                )
+            self._legs[work.leg] = work
+            self._core.add_request(request)
+        except Exception as error:  # noqa: BLE001 - vLLM refuses a request with whatever it likes
+            fault = error if isinstance(error, CorunError) else EngineFailed(_first_line(error))
+            self._legs.pop(work.leg, None)
+            rows = [LegOutput(work.leg, error=fault)]
+            self._loop.call_soon_threadsafe(self._outputs.put_nowait, rows)
+
+    def _cancel(self, leg: str) -> None:
+        if self._legs.pop(leg, None) is not None:
+            self._core.abort_requests([leg])
+
+    def _output(self, row: "EngineCoreOutput") -> LegOutput:
+        work = self._legs[row.request_id]
+        tokens = tuple(row.new_token_ids)
+        self._sampled += len(tokens)
+        reason = None if row.finish_reason is None else str(row.finish_reason)
+        if reason is None:
+            return LegOutput(work.leg, tokens, _logprobs(row, work))
+        del self._legs[work.leg]
+        if reason not in ("stop", "length"):
+            return LegOutput(work.leg, error=EngineFailed(f"the engine ended the request with {reason!r}"))
+        pulled = 0
+        if work.resume is not None:
+            groups = zip(work.resume[1].block_groups, self._group_bytes, strict=True)
+            pulled = sum(len(blocks) * size for blocks, size in groups)
+        stop = row.stop_reason if row.stop_reason in work.sampling.stop_token_ids else None
+        ended = LegOutput(
+            leg=work.leg,
+            token_ids=tokens,
+            logprobs=_logprobs(row, work),
+            finish_reason=FinishReason(reason),
+            stop_token_id=int(stop) if stop is not None else None,
+            kv_pulled_bytes=pulled,
+        )
+        return self._with_handoff(work, ended, row) if work.hand_off else ended
+
+    def _with_handoff(self, work: LegWork, ended: LegOutput, row: "EngineCoreOutput") -> LegOutput:
+        """A prefill leg of more than a token that came to its limit of one goes on elsewhere."""
+        if ended.finish_reason is FinishReason.STOP:
+            return ended
+        try:
+            handoff = handoff_from_params(
+                row.kv_transfer_params or {},
+                work.prompt,
+                self._info.contract.fingerprint,
+                self.config.lease_s,
+            )
+        except EngineFailed as error:
+            return LegOutput(work.leg, error=error)
+        return LegOutput(work.leg, ended.token_ids, ended.logprobs, handoff=handoff)
+
+    def _read_load(self) -> InstanceLoad:
+        scheduler: Any = self._scheduler
+        return InstanceLoad(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting) + len(scheduler.kv_holding_waiting),
+            free_blocks=scheduler.free_blocks,
+            open_handoffs=scheduler.open_handoffs,
+            prefilled_tokens=scheduler.prefilled_tokens,
+            sampled_tokens=self._sampled,
+            kv_pulled_bytes=scheduler.kv_moved_bytes,
+            steps=scheduler.steps,
+            padding_rows=scheduler.padding_rows,
+            rows=scheduler.rows,
+        )
+
+
+def _logprobs(row: "EngineCoreOutput", work: LegWork) -> tuple[TokenLogprobs, ...]:
+    """Column 0 holds the sampled token, the others the likeliest, in the fixed width of all rows."""
+    wanted, columns = work.sampling.logprobs, row.new_logprobs
+    if wanted is None or columns is None:
+        return ()
+    return tuple(
+        TokenLogprobs(
+            sampled=float(values[0]),
+            rank=int(rank),
+            top=tuple(
+                (int(i), float(v)) for i, v in zip(ids[1 : wanted + 1], values[1 : wanted + 1], strict=True)
+            ),
+        )
+        for ids, values, rank in zip(
+            columns.logprob_token_ids, columns.logprobs, columns.sampled_token_ranks, strict=True
+        )
+    )
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]

@@ -1,0 +1,57 @@
+"""The process environment of an engine: what vLLM, OpenMP and UCX read before they are imported.
+
+Every variable that can change a bit is in `CONTRACT_VARIABLES` and part of the contract. All of them
+are set here, whatever the shell had, so that two hosts with other profiles run alike.
+"""
+
+import os
+import socket
+import sys
+
+from corun_pd.config import EngineConfig
+from corun_pd.errors import SetupError
+
+__all__ = ["CONTRACT_VARIABLES", "free_port", "prepare"]
+
+CONTRACT_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "TORCHDYNAMO_DISABLE",
+    "VLLM_BATCH_INVARIANT",
+    "VLLM_CPU_ATTN_SPLIT_KV",
+    "VLLM_USE_FLASHINFER_SAMPLER",
+    "VLLM_USE_V2_MODEL_RUNNER",
+)
+
+
+def prepare(config: EngineConfig, host: str) -> None:
+    """Sets the environment. Raises SetupError when vLLM is in the process already."""
+    if "vllm" in sys.modules:
+        raise SetupError("vllm was imported before the engine's environment was set")
+    os.environ.update(
+        OMP_NUM_THREADS=str(config.cpu_threads),
+        VLLM_BATCH_INVARIANT="1" if config.prefill.mode == "batch-invariant" else "0",
+        # The KV split budget looks at the whole batch; without it a row's reduction is its own.
+        VLLM_CPU_ATTN_SPLIT_KV="0",
+        # FlashInfer's sampler is chosen by what the batch holds.
+        VLLM_USE_FLASHINFER_SAMPLER="0",
+        # Helpers of the sampler are compiled even in eager mode; that takes half a minute.
+        TORCHDYNAMO_DISABLE="0" if config.compile else "1",
+        # The engine core runs in this process, in a thread that this package owns.
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_NIXL_SIDE_CHANNEL_HOST=host,
+        VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port(host)),
+        VLLM_NO_USAGE_STATS="1",
+        HF_HUB_OFFLINE="1",
+    )
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+def free_port(host: str) -> int:
+    """A free TCP port on `host`. vLLM's side channel hangs for good on a busy one."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise SetupError(f"no port can be opened on {host}: {error.strerror}") from error
+        return int(probe.getsockname()[1])

@@ -1,0 +1,228 @@
+"""Legs as pipelines see them: `await prefill(...)`, `async for tokens in decode(...)`."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from corun_pd.core import FinishReason, FirstToken, KvHandoff, SamplingParams, TokenLogprobs
+from corun_pd.errors import CorunError
+from corun_pd.router.session import Session
+from corun_pd.v1 import legs_pb2, sampling_pb2
+from corun_pd.wire.convert import (
+    finish_from_pb,
+    first_token_from_pb,
+    first_token_to_pb,
+    handoff_from_pb,
+    handoff_to_pb,
+    logprobs_from_pb,
+)
+from corun_pd.wire.status import leg_error_from_pb
+
+__all__ = ["DecodeSession", "GenerationSession", "LegTokens", "PrefillSession", "Prefilled", "TokenStream"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """What a prefill leg gave: the first token and, unless the generation ended with it, the ticket."""
+
+    first: FirstToken
+    finish: FinishReason | None
+    stop_token_id: int | None
+    handoff: KvHandoff | None
+
+
+@dataclass(frozen=True, slots=True)
+class LegTokens:
+    """Tokens of a decode or colocated leg since the last time. The last ones have `finish`."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs] = ()
+    finish: FinishReason | None = None
+    stop_token_id: int | None = None
+    kv_pulled_bytes: int = 0
+
+
+class PrefillSession(Session[legs_pb2.RunPrefillsRequest, legs_pb2.RunPrefillsResponse, "_PrefillLeg"]):
+    """The call to a prefill instance."""
+
+    async def prefill(
+        self, prompt: Sequence[int], sampling: SamplingParams, name: str, hand_off: bool
+    ) -> Prefilled:
+        """Computes a prompt and samples its first token. Raises the leg's error.
+
+        However it ends, no ticket stays behind that the caller has not got.
+        """
+        leg, message = self._new_leg(prompt, name, sampling, stream=False)
+        message.starts.append(legs_pb2.RunPrefillsRequest.Start(leg=leg, hand_off=hand_off))
+        waiting = _PrefillLeg(asyncio.get_running_loop().create_future())
+        with self._listening(leg.leg_id, waiting):
+            try:
+                finish = await waiting.finish
+            except asyncio.CancelledError:
+                if not waiting.finish.cancelled() and waiting.finish.exception() is None:
+                    self.release(waiting.finish.result().handoff.handoff_id)
+                raise
+        if finish.HasField("error"):
+            raise leg_error_from_pb(finish.error)
+        return Prefilled(
+            first=first_token_from_pb(finish.first_token),
+            finish=finish_from_pb(finish.finish_reason),
+            stop_token_id=finish.stop_token_id if finish.HasField("stop_token_id") else None,
+            handoff=handoff_from_pb(finish.handoff) if finish.HasField("handoff") else None,
+        )
+
+    def release(self, handoff_id: str) -> None:
+        """Frees a handoff that nobody will pull. One that is gone, or the empty id, is ignored."""
+        if handoff_id and self._end is None:
+            self._message().release_handoff_ids.append(handoff_id)
+
+    def _dispatch(self, message: legs_pb2.RunPrefillsResponse) -> None:
+        for finish in message.finishes:
+            leg = self._legs.pop(finish.leg_id, None)
+            if leg is None or leg.finish.done():  # cancelled while its ticket was on the way
+                self.release(finish.handoff.handoff_id)
+            else:
+                leg.finish.set_result(finish)
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefillLeg:
+    finish: "asyncio.Future[legs_pb2.RunPrefillsResponse.Finish]"
+
+    def fail(self, error: CorunError) -> None:
+        if not self.finish.done():
+            self.finish.set_exception(error)
+
+
+class TokenStream:
+    """A leg's tokens as they come, in as few pieces as the reader's pace allows.
+
+    Iterate within `with`: leaving it cancels a leg that is not over. `pulled`, when given, is called once
+    the leg's KV cache is known to have been pulled.
+    """
+
+    def __init__(self, pulled: Callable[[], None] | None) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[sampling_pb2.Logprobs] = []
+        self.finish: legs_pb2.LegFinish | None = None
+        self.waiter: asyncio.Future[None] | None = None
+        self.pulled = pulled
+        self._error: CorunError | None = None
+        self._is_over = False
+
+    def fail(self, error: CorunError) -> None:
+        """Ends the leg; what has come before is read first."""
+        self._error = error
+        self.wake()
+
+    def wake(self) -> None:
+        """Something has come."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def __aiter__(self) -> "TokenStream":
+        return self
+
+    async def __anext__(self) -> LegTokens:
+        """What has come, waiting for something. Raises the leg's error."""
+        if self._is_over:
+            raise StopAsyncIteration
+        while not self.token_ids and self.finish is None:
+            if self._error is not None:
+                raise self._error
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
+        token_ids, logprobs = self.token_ids, [e for m in self.logprobs for e in logprobs_from_pb(m)]
+        self.token_ids, self.logprobs = [], []
+        finish = self.finish
+        if finish is None:
+            return LegTokens(token_ids, logprobs)
+        self._is_over = True
+        return LegTokens(
+            [*token_ids, *finish.token_ids],
+            [*logprobs, *logprobs_from_pb(finish.logprobs)],
+            finish_from_pb(finish.finish_reason),
+            finish.stop_token_id if finish.HasField("stop_token_id") else None,
+            finish.kv_pulled_byte_count,
+        )
+
+
+def _dispatch_tokens(
+    legs: dict[int, TokenStream], message: legs_pb2.RunDecodesResponse | legs_pb2.RunGenerationsResponse
+) -> None:
+    """One engine step's columns to the legs. Every token of every stream passes here."""
+    tokens = message.tokens
+    for leg_id, token_id in zip(tokens.leg_ids, tokens.token_ids, strict=True):
+        leg = legs.get(leg_id)
+        if leg is not None:
+            leg.token_ids.append(token_id)
+            waiter = leg.waiter
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+    for row, logprobs in zip(tokens.logprob_rows, tokens.logprobs, strict=True):
+        leg = legs.get(tokens.leg_ids[row])
+        if leg is not None:
+            leg.logprobs.append(logprobs)
+    for finish in message.finishes:
+        leg = legs.pop(finish.leg_id, None)
+        if leg is None:
+            continue
+        if finish.HasField("error"):
+            leg.fail(leg_error_from_pb(finish.error))
+        else:
+            leg.finish = finish
+            leg.wake()
+
+
+class DecodeSession(Session[legs_pb2.RunDecodesRequest, legs_pb2.RunDecodesResponse, TokenStream]):
+    """The call to a decode instance."""
+
+    @contextmanager
+    def decode(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        name: str,
+        first: FirstToken,
+        handoff: KvHandoff,
+        stream: bool,
+        pulled: Callable[[], None],
+    ) -> Iterator[TokenStream]:
+        """Goes on after `first`; starts on entry. Without `stream` the tokens come together at the end."""
+        leg, message = self._new_leg(prompt, name, sampling, stream)
+        message.starts.append(
+            legs_pb2.RunDecodesRequest.Start(
+                leg=leg, first_token=first_token_to_pb(first), handoff=handoff_to_pb(handoff)
+            )
+        )
+        tokens = TokenStream(pulled)
+        with self._listening(leg.leg_id, tokens):
+            yield tokens
+
+    def _dispatch(self, message: legs_pb2.RunDecodesResponse) -> None:
+        for leg_id in message.pulled_leg_ids:
+            leg = self._legs.get(leg_id)
+            if leg is not None and leg.pulled is not None:
+                leg.pulled()
+        _dispatch_tokens(self._legs, message)
+
+
+class GenerationSession(
+    Session[legs_pb2.RunGenerationsRequest, legs_pb2.RunGenerationsResponse, TokenStream]
+):
+    """The call to a colocated or standard instance."""
+
+    @contextmanager
+    def generate(
+        self, prompt: Sequence[int], sampling: SamplingParams, name: str, stream: bool
+    ) -> Iterator[TokenStream]:
+        """A whole sample; starts on entry. Without `stream` the tokens come together at the end."""
+        leg, message = self._new_leg(prompt, name, sampling, stream)
+        message.starts.append(leg)
+        tokens = TokenStream(None)
+        with self._listening(leg.leg_id, tokens):
+            yield tokens
+
+    def _dispatch(self, message: legs_pb2.RunGenerationsResponse) -> None:
+        _dispatch_tokens(self._legs, message)

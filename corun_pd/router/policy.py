@@ -1,0 +1,109 @@
+"""Which instances run a sample: filter, score, pick. Pure; the planner's simulator runs the same code.
+
+Decode comes first: a slot and the KV room for the whole sample are reserved before its prompt is computed,
+so that KV never waits for room. Then prefill: the instance with the least prompt work, among those whose
+pool holds the prompt beside everything that is still to be pulled from it.
+"""
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from corun_pd.core import InstanceInfo
+
+__all__ = ["Demand", "Ledger", "Route", "ever_fits", "pick_decode", "pick_prefill", "slot_limit"]
+
+
+class Route(enum.StrEnum):
+    """Prefill and decode apart, or a whole generation on one instance."""
+
+    DISAGGREGATED = "disaggregated"
+    COLOCATED = "colocated"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one sample needs room for, in tokens."""
+
+    prompt_tokens: int
+    max_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and the longest answer."""
+        return self.prompt_tokens + self.max_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Ledger:
+    """What the router has given an instance and not got back.
+
+    `legs` are samples that hold one of its slots or are next in line. `blocks` are KV blocks: on a decode
+    or colocated instance those of prompt and longest answer until the sample ends; on a prefill instance
+    those of the prompt, from the start of its computation until its handoff is pulled or released.
+    `prompt_tokens` are in prompts sent and not yet computed.
+    """
+
+    info: InstanceInfo
+    legs: int = 0
+    blocks: int = 0
+    prompt_tokens: int = 0
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that are not spoken for."""
+        return self.info.blocks - self.blocks
+
+
+L = TypeVar("L", bound=Ledger)
+
+
+def slot_limit(slots: int, lookahead: int | None) -> int:
+    """How many samples may be reserved on an instance: its slots and a few in line, by default a quarter."""
+    return slots + (-(-slots // 4) if lookahead is None else lookahead)
+
+
+def pick_decode(ledgers: Iterable[L], demand: Demand, lookahead: int | None) -> L | None:
+    """The decode (or colocated) instance with the most free slots, then the most free KV; None: wait."""
+
+    def fits(ledger: L) -> bool:
+        info = ledger.info
+        return (
+            ledger.legs < slot_limit(info.slots, lookahead)
+            and info.blocks_for(demand.total_tokens) <= ledger.free_blocks
+        )
+
+    def score(ledger: L) -> tuple[float, float]:
+        limit = slot_limit(ledger.info.slots, lookahead)
+        return (1 - ledger.legs / limit, ledger.free_blocks / ledger.info.blocks)
+
+    return _pick(ledgers, fits, score)
+
+
+def pick_prefill(ledgers: Iterable[L], demand: Demand) -> L | None:
+    """The prefill instance with the least outstanding prompt tokens; None: wait.
+
+    Finished prompts pin their blocks until they are pulled. Counting them with those of running prompts
+    keeps an instance from filling up with KV that nobody has come for.
+    """
+
+    def fits(ledger: L) -> bool:
+        return ledger.info.blocks_for(demand.prompt_tokens) <= ledger.free_blocks
+
+    def score(ledger: L) -> tuple[float, float]:
+        return (1 / (1 + ledger.prompt_tokens), ledger.free_blocks / ledger.info.blocks)
+
+    return _pick(ledgers, fits, score)
+
+
+def ever_fits(infos: Iterable[InstanceInfo], tokens: int) -> bool:
+    """Whether an idle instance among these has KV blocks for `tokens` tokens."""
+    return any(info.blocks_for(tokens) <= info.blocks for info in infos)
+
+
+def _pick(
+    ledgers: Iterable[L], fits: Callable[[L], bool], score: Callable[[L], tuple[float, float]]
+) -> L | None:
+    """Filter, score in [0, 1], pick: the first of the best."""
+    return max(filter(fits, ledgers), key=score, default=None)

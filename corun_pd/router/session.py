@@ -1,0 +1,149 @@
+"""One long-lived call to one instance, over which all its legs travel.
+
+    prefill() / decode() / generate()  ─► outgoing messages ─► the instance
+    pipelines that wait                ◄─ dispatch by leg id ◄─┘
+
+A call costs far more than a message, and a message more than a leg in it: whatever is started, cancelled
+or released while the last message is being written goes into the next one. When the call ends, every leg
+in it fails with the reason. `legs` has the three kinds of calls.
+"""
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Generic, Protocol, TypeVar, cast
+
+import grpc
+
+from corun_pd.core import InstanceInfo, SamplingParams
+from corun_pd.errors import CorunError, Unavailable
+from corun_pd.v1 import legs_pb2, sampling_pb2
+from corun_pd.wire.convert import sampling_to_pb
+from corun_pd.wire.status import error_from_rpc
+
+__all__ = ["Call", "Session"]
+
+#: Starts gather in one message up to about this size.
+_MESSAGE_BYTES: Final = 4 << 20
+
+#: The most wire bytes of a token id below 2^21.
+_TOKEN_BYTES: Final = 3
+
+
+class Waits(Protocol):
+    """A leg as the session sees it."""
+
+    def fail(self, error: CorunError) -> None:
+        """Ends the leg."""
+
+
+Request = TypeVar(
+    "Request", legs_pb2.RunPrefillsRequest, legs_pb2.RunDecodesRequest, legs_pb2.RunGenerationsRequest
+)
+Response = TypeVar("Response")
+Leg = TypeVar("Leg", bound=Waits)
+Call = grpc.aio.StreamStreamCall[Request, Response]
+
+
+class Session(ABC, Generic[Request, Response, Leg]):
+    """What the three kinds of calls share."""
+
+    def __init__(
+        self, info: InstanceInfo, call: "Call[Request, Response]", new: Callable[[], Request]
+    ) -> None:
+        """`call` is open; `new` makes an empty message for it. Nothing moves until `run`."""
+        self.info = info
+        self._call: Call[Request, Response] = call
+        self._new: Callable[[], Request] = new
+        self._legs: dict[int, Leg] = {}
+        self._outgoing: deque[Request] = deque()
+        self._outgoing_bytes = 0
+        self._more = asyncio.Event()
+        self._last_id = 0
+        self._end: CorunError | None = None
+
+    def close(self) -> None:
+        """Ends the call, and so `run`."""
+        self._call.cancel()
+
+    async def run(self) -> CorunError:
+        """Writes and reads until the call ends; then fails its legs and returns why it ended."""
+        writer = asyncio.ensure_future(self._write())
+        try:
+            self._end = await self._read()
+        finally:
+            writer.cancel()
+            self._call.cancel()
+            self._end = self._end or Unavailable(f"the router left instance {self.info.instance_id}")
+            for leg in self._legs.values():
+                leg.fail(self._end)
+            self._legs.clear()
+        return self._end
+
+    async def _read(self) -> CorunError:
+        who = f"instance {self.info.instance_id} at {self.info.address}"
+        try:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                self._dispatch(cast(Response, message))
+            code = await self._call.code()
+            if code is grpc.StatusCode.OK:
+                return Unavailable(f"{who} ended its call", instance_id=self.info.instance_id)
+            details = await self._call.details()
+            cause = error_from_rpc(
+                grpc.aio.AioRpcError(
+                    code, await self._call.initial_metadata(), await self._call.trailing_metadata(), details
+                )
+            )
+        except grpc.aio.AioRpcError as error:
+            cause = error_from_rpc(error)
+        return Unavailable(f"{who} was lost: {cause.message}", instance_id=self.info.instance_id)
+
+    async def _write(self) -> None:
+        # A call that has ended takes no more; the reader learns why.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await self._more.wait()
+                self._more.clear()
+                while self._outgoing:
+                    await self._call.write(self._outgoing.popleft())
+
+    def _message(self, size: int = 0) -> Request:
+        """The outgoing message to add to, in which about `size` more bytes find room."""
+        if not self._outgoing or self._outgoing_bytes + size > _MESSAGE_BYTES:
+            self._outgoing.append(self._new())
+            self._outgoing_bytes = 0
+        self._outgoing_bytes += size
+        self._more.set()
+        return self._outgoing[-1]
+
+    def _new_leg(
+        self, prompt: Sequence[int], name: str, sampling: SamplingParams, stream: bool
+    ) -> tuple[legs_pb2.Leg, Request]:
+        """A new leg and the message to start it in. Raises Unavailable when the call has ended."""
+        if self._end is not None:
+            raise self._end
+        self._last_id += 1
+        leg = legs_pb2.Leg(
+            leg_id=self._last_id,
+            generation_id=name,
+            prompt=sampling_pb2.TokenIds(ids=prompt),
+            sampling=sampling_to_pb(sampling),
+            stream=stream,
+        )
+        return leg, self._message(_TOKEN_BYTES * len(prompt))
+
+    @contextlib.contextmanager
+    def _listening(self, leg_id: int, leg: Leg) -> Iterator[None]:
+        """Gives the leg what comes for it, and cancels it when it is left before it is over."""
+        self._legs[leg_id] = leg
+        try:
+            yield
+        finally:
+            if self._legs.pop(leg_id, None) is not None:
+                self._message().cancel_leg_ids.append(leg_id)
+
+    @abstractmethod
+    def _dispatch(self, message: Response) -> None:
+        """Gives a message's contents to its legs; those that nobody listens to any more are passed over."""

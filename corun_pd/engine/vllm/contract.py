@@ -41,7 +41,7 @@ def build(model: Path, role: Role, config: EngineConfig, vllm_config: VllmConfig
         "prefill_mode": settings.prefill_mode,
         "prefill_chunk_tokens": settings.chunk_tokens,
         "max_logprobs": settings.max_logprobs,
-        "ablate": sorted(settings.ablate),
+        "ablate": tuple(sorted(settings.ablate)),
         "rng_scheme": rng_scheme(vllm_config),
         "model_runner": "v2" if vllm_config.use_v2_model_runner else "v1",
         "attention_backend": str(vllm_config.attention_config.backend),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import pad
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.forward_context import BatchDescriptor
 from vllm.v1.outputs import SamplerOutput
@@ -48,7 +48,7 @@ class CoRunCPUModelRunner(CPUModelRunner):  # type: ignore[misc]
             used = hidden.shape[0]
             if used > slots:
                 raise RuntimeError(f"{used} rows for an LM head of {slots}")
-            logits = original(F.pad(hidden, (0, 0, 0, slots - used)), *args, **kwargs)
+            logits = original(pad(hidden, (0, 0, 0, slots - used)), *args, **kwargs)
             return None if logits is None else logits[:used]
 
         self.model.compute_logits = compute_logits
@@ -89,19 +89,21 @@ class CoRunCPUModelRunner(CPUModelRunner):  # type: ignore[misc]
         )
         if not self.input_batch.req_ids or not self.settings.has(Ablation.FIXED_SHAPE_DECODE):
             return decision
-        if not self._is_decode_step():
-            if self.settings.prefill_mode == "isolated" and num_reqs != 1:
-                raise RuntimeError(f"an isolated prefill step holds {num_reqs} prompts")
+        rows = self.settings.slots
+        if self._is_decode_step():
+            tokens = rows
+        elif self.settings.prefill_mode == "packed":
+            tokens = self.settings.chunk_tokens
+        elif num_reqs == 1:
             return decision
+        else:
+            raise RuntimeError(f"an isolated prefill step holds {num_reqs} prompts")
         # On CPU no graph is replayed; FULL is vLLM's word for "pad the attention metadata too".
-        slots = self.settings.slots
-        self.input_ids.gpu[num_tokens:slots] = 0
-        self.positions[num_tokens:slots] = 0
-        return (
-            CUDAGraphMode.FULL,
-            BatchDescriptor(num_tokens=slots, num_reqs=slots, uniform=True),
-            *decision[2:],
-        )
+        # What the last step left behind the tokens in use is overwritten.
+        self.input_ids.gpu[num_tokens:tokens] = 0
+        self.positions[num_tokens:tokens] = 0
+        shape = BatchDescriptor(num_tokens=tokens, num_reqs=rows, uniform=tokens == rows)
+        return (CUDAGraphMode.FULL, shape, *decision[2:])
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> SamplerOutput:
         batch = self.input_batch

@@ -23,7 +23,6 @@ from corun_pd.kv_transfer.nixl import connector_config, handoff_from_params
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput
-    from vllm.v1.engine.core import EngineCore
 
     from corun_pd.engine.vllm.scheduler import CountingScheduler
 
@@ -82,7 +81,7 @@ class VllmEngine:
 
         def read() -> None:
             load = self._read_load()
-            self._loop.call_soon_threadsafe(lambda: answer.done() or answer.set_result(load))
+            self._loop.call_soon_threadsafe(_resolve, answer, load)
 
         self._commands.put(read)
         if self._error is not None:
@@ -155,7 +154,7 @@ class VllmEngine:
             )
         args = arguments.engine_arguments(self.model, self.role, self.config)
         vllm_config = EngineArgs(**args, kv_transfer_config=transfer).create_engine_config()
-        self._core: EngineCore = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
+        self._core = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
         self._scheduler: CountingScheduler = self._core.scheduler
         self._eos = contract.eos_token_ids(vllm_config)
         self._engine_seeds = vllm_config.use_v2_model_runner
@@ -270,6 +269,11 @@ def _logprobs(row: "EngineCoreOutput", work: LegWork) -> tuple[TokenLogprobs, ..
             columns.logprob_token_ids, columns.logprobs, columns.sampled_token_ranks, strict=True
         )
     )
+
+
+def _resolve(answer: "asyncio.Future[InstanceLoad]", load: InstanceLoad) -> None:
+    if not answer.done():  # The one who asked may have gone.
+        answer.set_result(load)
 
 
 def _first_line(error: Exception) -> str:

@@ -139,16 +139,16 @@ def test_an_option_that_does_not_exist_is_a_type_error() -> None:
 
 def test_zero_is_sent_and_unset_is_not() -> None:
     """Presence is carried for every scalar: 0 is a value, None is none."""
-    names = (
-        "max_tokens min_tokens temperature top_p top_k min_p seed presence_penalty frequency_penalty "
-        "repetition_penalty ignore_eos logprob_count include_stop"
-    ).split()
+    names = [
+        "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty",
+        "frequency_penalty", "repetition_penalty", "ignore_eos", "logprob_count", "include_stop",
+    ]  # fmt: skip
     zeros: Options = {
         "max_tokens": 0, "min_tokens": 0, "temperature": 0, "top_p": 0, "top_k": 0, "min_p": 0, "seed": 0,
         "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 0, "ignore_eos": False,
         "logprobs": 0, "include_stop": False, "n": 0,
     }  # fmt: skip
-    unset: Options = {name: None for name in zeros}  # type: ignore[assignment]
+    unset: Options = dict.fromkeys(zeros)  # type: ignore[assignment]
     sent, absent = request_to_pb(build_request("x", zeros)), request_to_pb(build_request("x", unset))
     assert [name for name in names if not sent.sampling.HasField(name)] == []
     assert [name for name in names if absent.sampling.HasField(name)] == []

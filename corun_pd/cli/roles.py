@@ -51,7 +51,14 @@ def router(config_file: Path, port: int | None, supervised: bool) -> None:
         lifeline.hold()
     config = load_cluster(config_file)
     settings = config.router if port is None else config.router.model_copy(update={"port": port})
-    serve(serve_router(config.model, settings, drain_timeout_s=config.drain_timeout_s))
+    serve(
+        serve_router(
+            config.model,
+            settings,
+            drain_timeout_s=config.drain_timeout_s,
+            serving=lambda built: click.echo(f"router serves on {built.address}"),
+        )
+    )
 
 
 def _instance_command(role: Role, summary: str) -> click.Command:

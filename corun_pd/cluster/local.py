@@ -76,7 +76,9 @@ class LocalCluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.stop(self.config.drain_timeout_s + CLOSE_S)
+        # A failure has broken what is under way already; there is nothing to drain.
+        drains = error is None or isinstance(error, asyncio.CancelledError)
+        await self.stop(self.config.drain_timeout_s + CLOSE_S if drains else 0)
 
     @property
     def pids(self) -> dict[str, int]:

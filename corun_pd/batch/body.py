@@ -140,7 +140,9 @@ def openai_error(endpoint: Endpoint, body: Mapping[str, Json], error: InvalidReq
         "sampling.": "",
         "sample_count": "n",
         "chat.": "",
+        "chat": "messages",
         "text": "prompt",
+        "token_ids.ids": "prompt",
         "token_ids": "prompt",
     }
     wire = next((name for name in names if error.field.startswith(name)), None)

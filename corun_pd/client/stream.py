@@ -31,6 +31,7 @@ class AsyncStream:
         self._start: StreamStart | None = None
         self._deltas: dict[int, list[Delta]] = {}
         self._result: GenerationResult | None = None
+        self._closed = False
 
     def __aiter__(self) -> Self:
         return self
@@ -45,7 +46,7 @@ class AsyncStream:
                 case Delta():
                     self._deltas.setdefault(event.index, []).append(event)
                     return event
-        if self._result is None:
+        if self._result is None and not self._closed:
             raise EngineFailed("the stream ended before its end was told")
         raise StopAsyncIteration
 
@@ -59,6 +60,7 @@ class AsyncStream:
 
     async def aclose(self) -> None:
         """Cancels the call, if it is not over."""
+        self._closed = True
         await self._events.aclose()
 
     @property

@@ -166,6 +166,9 @@ async def test_cancelling_and_closing_reach_the_transport() -> None:
     async with AsyncClient(mock).stream("x") as stream:
         await anext(stream)
     assert mock.cancelled == 1
+    assert [delta async for delta in stream] == []
+    with pytest.raises(RuntimeError):
+        _ = stream.result
 
 
 def test_the_blocking_client_gives_what_the_async_one_gives() -> None:

@@ -1,0 +1,161 @@
+"""SDK and batch file through a real router and fake engines: one answer on every path (C17, C19, C21)."""
+
+import asyncio
+import json
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corun_pd.batch import Answer, BatchSource, Served, run_job
+from corun_pd.client import AsyncClient, GenerationResult, Options, Route
+from corun_pd.errors import DeadlineExceeded, InvalidRequest
+from tests.integration.conftest import Cluster, MakeCluster
+from tests.unit.batch.make import make_line, write_lines
+
+BODIES: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {},
+    {"top_k": 0, "presence_penalty": 0, "frequency_penalty": 0, "min_p": 0, "min_tokens": 0},
+    {"top_k": -1, "logprobs": 3, "max_tokens": 1},
+    {"temperature": 0.8, "n": 3, "stop": ["e", "zz"], "logit_bias": {"101": 2.0}},
+    {"ignore_eos": True, "max_tokens": 40, "repetition_penalty": 1.2, "logprobs": 0},
+]
+
+
+async def run_file(
+    client: AsyncClient, path: Path, *, route: Route | None = None, concurrency: int = 16
+) -> list[Answer]:
+    """A job's answers."""
+    served = Served.of(await client.describe())
+    source = BatchSource(path, served, route=route)
+    async with aclosing(run_job(source, client, served, concurrency=concurrency)) as answers:
+        return [answer async for answer in answers]
+
+
+def model_of(cluster: Cluster) -> str:
+    """The name of what it serves."""
+    return Path(cluster.nodes[0].info.model).name
+
+
+async def test_one_file_gives_the_same_bytes_on_every_route_and_at_every_concurrency(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    """Apart and colocated, alone and in a crowd: the output file does not tell."""
+    async with (
+        make_cluster(prefill=2, decode=2, colocated=1) as cluster,
+        AsyncClient(cluster.address) as client,
+    ):
+        model = model_of(cluster)
+        lines = [
+            make_line(f"{chat}-{i}", chat=chat, model=model, **body)
+            for chat in (False, True)
+            for i, body in enumerate(BODIES)
+            if not (chat and "logprobs" in body)
+        ]
+        lines += [make_line(f"more-{i}", model=model, prompt=f"prompt {i}", max_tokens=5) for i in range(60)]
+        path = write_lines(tmp_path / "in", *lines)
+        runs = [
+            await run_file(client, path, route=route, concurrency=concurrency)
+            for route, concurrency in ((Route.DISAGGREGATED, 16), (Route.COLOCATED, 1), (None, 5))
+        ]
+        await cluster.until_idle()
+    assert not any(answer.failed for answer in runs[0]), [a.data for a in runs[0] if a.failed]
+    for other in runs[1:]:
+        assert [answer.data for answer in other] == [answer.data for answer in runs[0]]
+    assert sum(answer.kv_moved_bytes for answer in runs[0]) > 0
+    assert sum(answer.kv_moved_bytes for answer in runs[1]) == 0
+
+
+@pytest.mark.parametrize("body", BODIES, ids=str)
+async def test_sdk_stream_and_file_give_the_same_tokens(
+    make_cluster: MakeCluster, tmp_path: Path, body: dict[str, Any]
+) -> None:
+    """Zero is zero and unset is the same default on all three paths."""
+    body = body | {"seed": 11}
+    options: Options = {**body}  # type: ignore[typeddict-item]
+    if "logit_bias" in body:
+        options["logit_bias"] = {int(key): value for key, value in body["logit_bias"].items()}
+    async with make_cluster() as cluster, AsyncClient(cluster.address) as client:
+        whole: GenerationResult = await client.generate("hi", **options)
+        stream = client.stream("hi", **options)
+        _ = [delta async for delta in stream]
+        line = make_line(model=model_of(cluster), return_token_ids=True, **body)
+        (answer,) = await run_file(client, write_lines(tmp_path / "in", line))
+    assert stream.result == whole
+    row = json.loads(answer.data)["response"]["body"]
+    assert [tuple(choice["token_ids"]) for choice in row["choices"]] == [c.token_ids for c in whole.choices]
+    assert [choice["text"] for choice in row["choices"]] == [choice.text for choice in whole.choices]
+    assert row["usage"]["completion_tokens"] == whole.usage.completion_tokens
+    assert row["seed"] == 11
+
+
+async def test_the_routers_refusals_have_the_files_names(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """What only the router can tell fails its line alone, under the name that the file has for it."""
+    async with make_cluster() as cluster, AsyncClient(cluster.address) as client:
+        model = model_of(cluster)
+        lines = [
+            make_line("good", model=model),
+            make_line("long", model=model, prompt="x" * 5000),
+            make_line("room", model=model, max_tokens=5000),
+            make_line("ids", model=model, prompt=[1, 4000]),
+            make_line("top_p", model=model, top_p=0),
+            make_line("chat", model=model, chat=True, top_logprobs=4000, logprobs=True),
+            make_line("limit", model=model, chat=True, max_completion_tokens=0),
+        ]
+        answers = await run_file(client, write_lines(tmp_path / "in", *lines))
+        await cluster.until_idle()
+    rows = [json.loads(answer.data) for answer in answers]
+    assert [row["response"]["status_code"] for row in rows] == [200] + [400] * 6
+    params = [row["response"]["body"]["error"]["param"] for row in rows[1:]]
+    assert params == ["prompt", "max_tokens", "prompt", "top_p", "top_logprobs", "max_completion_tokens"]
+
+
+async def test_a_lone_surrogate_and_a_long_prompt_leave_others_alone(make_cluster: MakeCluster) -> None:
+    """A prompt of 5 MiB crosses, and is refused for its tokens by a limit that the error states."""
+    async with make_cluster() as cluster, AsyncClient(cluster.address) as client:
+        beside = asyncio.create_task(client.generate("beside", seed=1, max_tokens=8))
+        with pytest.raises(InvalidRequest, match="surrogate"):
+            await client.generate("\ud800")
+        with pytest.raises(InvalidRequest, match="2048"):
+            await client.generate([7] * (5 << 20))
+        assert await client.generate("beside", seed=1, max_tokens=8) == await beside
+
+
+@pytest.mark.parametrize("where", ["queued", "prefill", "decode"])
+@pytest.mark.parametrize("how", ["cancel", "deadline", "close"])
+async def test_a_call_given_up_by_the_client_frees_everything(
+    make_cluster: MakeCluster, where: str, how: str
+) -> None:
+    """By task, by deadline and by closing the stream; others are not touched."""
+    slow = {
+        "prefill": {"prefill_s_per_token": 0.05},
+        "decode": {"decode_step_s": 0.05},
+        "queued": {"decode_step_s": 0.01},
+    }
+    options: Options = {"max_tokens": 400, "ignore_eos": True, "seed": 3}
+    slots = 1 if where == "queued" else 4
+    cluster_of_one = make_cluster(slots=slots, **slow[where])
+    async with cluster_of_one as cluster, AsyncClient(cluster.address) as client:
+        crowd = 6 if where == "queued" else 0
+        others = [asyncio.create_task(client.generate("o", max_tokens=5, seed=1)) for _ in range(crowd)]
+        await asyncio.sleep(0.02)
+        if how == "close":
+            stream = client.stream("given up", **options)
+            task = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0.15 if where == "decode" else 0.03)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await stream.aclose()
+        elif how == "deadline":
+            with pytest.raises(DeadlineExceeded):
+                await client.generate("given up", timeout_s=0.2, **options)
+        else:
+            task = asyncio.create_task(client.generate("given up", **options))
+            await asyncio.sleep(0.15 if where == "decode" else 0.03)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert len({(await other).text for other in others}) <= 1
+        await cluster.until_idle(within_s=2.0)

@@ -74,7 +74,8 @@ class Tally:
 
 def summary_table(summary: Mapping[str, str | int | float]) -> Table:
     """The summary as two columns."""
-    table = Table(show_header=False)
+    table = Table.grid("", "", padding=(0, 3, 0, 0))
+    table.columns[1].overflow = "fold"  # digests and paths are there to be copied whole
     for name, value in summary.items():
         table.add_row(name, value if isinstance(value, str) else f"{value:,}")
     return table

@@ -93,6 +93,7 @@ async def test_every_line_is_answered_once_in_order_and_the_same_on_every_run(tm
     )
     assert counts["kv_moved_byte_count"] == 10 * 6
     assert counts["output_sha256"] == hashlib.sha256((tmp_path / "out.jsonl").read_bytes()).hexdigest()
+    assert counts["output_sha256"] in err
     assert counts["input_sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -4,11 +4,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rich.table import Table
-
 from corun_pd.batch.job import Answer
 
-__all__ = ["Tally"]
+__all__ = ["Tally", "summary_table"]
 
 
 @dataclass(slots=True)
@@ -72,10 +70,8 @@ class Tally:
         return f"{counts}, {self.completion_tokens} tokens, {self.tokens_per_s:.0f} tokens/s"
 
 
-def summary_table(summary: Mapping[str, str | int | float]) -> Table:
-    """The summary as two columns."""
-    table = Table.grid("", "", padding=(0, 3, 0, 0))
-    table.columns[1].overflow = "fold"  # digests and paths are there to be copied whole
-    for name, value in summary.items():
-        table.add_row(name, value if isinstance(value, str) else f"{value:,}")
-    return table
+def summary_table(summary: Mapping[str, str | int | float]) -> str:
+    """The summary as two columns; values are whole at any width, since digests are there to be copied."""
+    width = max(map(len, summary)) + 2
+    rows = ((name, value if isinstance(value, str) else f"{value:,}") for name, value in summary.items())
+    return "\n".join(f"{name:<{width}}{value}" for name, value in rows)

@@ -145,6 +145,6 @@ def _report(job: _Job, path: Path | None) -> None:
     if job.tally is None or job.inputs is None:
         return
     summary = job.summary(job.tally, job.inputs)
-    job.console.print(summary_table(summary), width=max(job.console.width, 100), crop=False)
+    click.echo(summary_table(summary), err=True)
     if path is not None:
         path.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

@@ -31,6 +31,10 @@ class Tickets:
         self._lease_margin_s = lease_margin_s
         self._used: OrderedDict[tuple[str, str], float] = OrderedDict()
 
+    def __len__(self) -> int:
+        """Used tickets that are remembered."""
+        return len(self._used)
+
     def punch(
         self, handoff: KvHandoff, first: FirstToken, prompt: Sequence[int], sampling: SamplingParams
     ) -> None:

@@ -31,7 +31,8 @@ async def serve_legs(
     try:
         async for batch in session.batches():
             await write(render(session, batch))
-        await reader
+        if reader.done():  # Else the host ended the call, and the caller may have more to say.
+            reader.result()
     finally:
         reader.cancel()
         session.close()

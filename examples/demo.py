@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from corun_pd.batch.body import body_to_request
@@ -95,7 +96,8 @@ def answers(requests: Sequence[GenerationRequest], run: Run) -> Table:
         choice = result.choices[0]
         tokens = f"{result.usage.prompt_tokens} + {result.usage.completion_tokens}"
         cells = (shown(request), tokens, str(len(result.choices)), repr(choice.text)[1:-1][:44])
-        table.add_row(*cells, f"{choice.finish_reason}")
+        # Generated text may look like markup.
+        table.add_row(*map(escape, cells), choice.finish_reason)
     return table
 
 

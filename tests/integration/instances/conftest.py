@@ -13,9 +13,19 @@ from corun_pd.cluster.instance import serve_instance
 from corun_pd.config import EngineConfig, FakeConfig
 from corun_pd.core import InstanceInfo, InstanceLoad, Role, SamplingParams
 from corun_pd.engine.fake import FakeEngine
-from corun_pd.v1 import instance_pb2, instance_pb2_grpc, legs_pb2, legs_pb2_grpc, sampling_pb2
+from corun_pd.errors import CorunError
+from corun_pd.v1 import (
+    instance_pb2,
+    instance_pb2_grpc,
+    legs_pb2,
+    legs_pb2_grpc,
+    router_pb2,
+    router_pb2_grpc,
+    sampling_pb2,
+)
 from corun_pd.wire.convert import load_from_pb, sampling_to_pb
-from corun_pd.wire.server import open_channel
+from corun_pd.wire.server import Server, Service, build_server, open_channel
+from corun_pd.wire.status import abort
 
 
 @dataclass
@@ -120,6 +130,51 @@ def make_decode(leg: legs_pb2.Leg, finish: Any) -> legs_pb2.RunDecodesRequest.St
     return legs_pb2.RunDecodesRequest.Start(leg=leg, first_token=finish.first_token, handoff=finish.handoff)
 
 
+class Fleet(router_pb2_grpc.FleetServiceServicer):
+    """A router's side of membership. It refuses with `refusal`; ids of those that come and go are queued."""
+
+    server: Server
+
+    def __init__(self, refusal: CorunError | None) -> None:
+        self.refusal = refusal
+        self.joined: asyncio.Queue[str] = asyncio.Queue()
+        self.left: asyncio.Queue[str] = asyncio.Queue()
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+    async def JoinFleet(  # noqa: N802 - the wire's name
+        self, request: router_pb2.JoinFleetRequest, context: Any
+    ) -> AsyncIterator[router_pb2.JoinFleetResponse]:
+        if self.refusal is not None:
+            await abort(context, self.refusal)
+        self.joined.put_nowait(request.instance.instance_id)
+        try:
+            yield router_pb2.JoinFleetResponse(fingerprint=request.instance.contract.fingerprint)
+            await asyncio.Event().wait()
+        finally:
+            self.left.put_nowait(request.instance.instance_id)
+
+
+@pytest.fixture
+async def start_fleet() -> AsyncIterator[Callable[..., Awaitable[Fleet]]]:
+    """Starts routers that know membership only; ends them all after."""
+    async with AsyncExitStack() as stack:
+
+        async def start(refusal: CorunError | None = None, port: int = 0) -> Fleet:
+            fleet = Fleet(refusal)
+            add = router_pb2_grpc.add_FleetServiceServicer_to_server
+            fleet.server, _ = build_server(
+                "127.0.0.1", port, [Service("corun_pd.v1.FleetService", fleet, add)]
+            )
+            await fleet.server.start()
+            stack.push_async_callback(fleet.server.stop, 0)
+            return fleet
+
+        yield start
+
+
 Launch = Callable[..., Awaitable[Instance]]
 
 
@@ -128,7 +183,9 @@ async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
     """Starts instances: `await launch(Role.PREFILL, slots=4, decode_step_s=0.01)`; ends them all after."""
     async with AsyncExitStack() as stack:
 
-        async def start(role: Role, *, router: str | None = None, **settings: Any) -> Instance:
+        async def start(
+            role: Role, *, router: str | None = None, drain_timeout_s: float = 0.0, **settings: Any
+        ) -> Instance:
             fake = {name: settings.pop(name) for name in FakeConfig.model_fields if name in settings}
             options = {"slots": 4, "max_model_tokens": 2048, "block_tokens": 16, **settings}
             config = EngineConfig(kind="fake", fake=FakeConfig(**fake), **options)
@@ -141,7 +198,7 @@ async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
                 router=router,
                 engine=engine,
                 on_ready=ready.set_result,
-                drain_timeout_s=0.0,
+                drain_timeout_s=drain_timeout_s,
             )
             task = asyncio.create_task(serving)
             await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,6 @@
 """An instance's life: start, membership, death, drain."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,40 +14,12 @@ from corun_pd.cluster.preflight import free_port
 from corun_pd.config import EngineConfig
 from corun_pd.core import Role
 from corun_pd.engine.fake import FakeEngine
-from corun_pd.errors import ContractMismatch, CorunError, EngineFailed, SetupError
-from corun_pd.v1 import instance_pb2, instance_pb2_grpc, legs_pb2, legs_pb2_grpc, router_pb2, router_pb2_grpc
-from corun_pd.wire.server import Server, Service, build_server, open_channel
-from corun_pd.wire.status import abort, error_from_rpc
+from corun_pd.errors import ContractMismatch, EngineFailed, SetupError
+from corun_pd.v1 import instance_pb2, instance_pb2_grpc, legs_pb2, legs_pb2_grpc
+from corun_pd.wire.server import open_channel
+from corun_pd.wire.status import error_from_rpc
 
 CONFIG = EngineConfig(kind="fake", max_model_tokens=512)
-
-
-class Fleet(router_pb2_grpc.FleetServiceServicer):
-    """A router's side of membership. `refusal` is how it answers; `joined` gets an item for each joining."""
-
-    def __init__(self, refusal: CorunError | None = None) -> None:
-        self.refusal = refusal
-        self.joined: asyncio.Queue[str] = asyncio.Queue()
-        self.left: asyncio.Queue[str] = asyncio.Queue()
-
-    async def JoinFleet(  # noqa: N802 - the wire's name
-        self, request: router_pb2.JoinFleetRequest, context: Any
-    ) -> AsyncIterator[router_pb2.JoinFleetResponse]:
-        if self.refusal is not None:
-            await abort(context, self.refusal)
-        self.joined.put_nowait(request.instance.instance_id)
-        try:
-            yield router_pb2.JoinFleetResponse(fingerprint=request.instance.contract.fingerprint)
-            await asyncio.Event().wait()
-        finally:
-            self.left.put_nowait(request.instance.instance_id)
-
-
-async def start_fleet(fleet: Fleet, port: int = 0) -> tuple[Server, str]:
-    add = router_pb2_grpc.add_FleetServiceServicer_to_server
-    server, _ = build_server("127.0.0.1", port, [Service("corun_pd.v1.FleetService", fleet, add)])
-    await server.start()
-    return server, server.address
 
 
 async def health_of(address: str) -> int:
@@ -95,31 +66,34 @@ async def test_an_instance_describes_itself(launch: Any) -> None:
     assert await health_of(instance.info.address) == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_membership_comes_back_with_the_router(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_membership_comes_back_with_the_router(
+    launch: Any, monkeypatch: pytest.MonkeyPatch, start_fleet: Any
+) -> None:
     """A router that is away, or restarts, costs no instance: it joins when it can, and again."""
     monkeypatch.setattr(membership, "FIRST_DELAY_S", 0.02)
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
     instance = await launch(Role.COLOCATED, router=address)
     for _ in range(2):
-        fleet = Fleet()
-        server, _ = await start_fleet(fleet, int(address.rpartition(":")[2]))
+        fleet = await start_fleet(port=int(address.rpartition(":")[2]))
         assert await asyncio.wait_for(fleet.joined.get(), 10) == instance.info.instance_id
-        await server.stop(0)
+        await fleet.server.stop(0)
 
 
-async def test_another_contract_ends_the_instance_with_the_difference(tmp_path: Path) -> None:
+async def test_another_contract_ends_the_instance_with_the_difference(
+    tmp_path: Path, start_fleet: Any
+) -> None:
     """Refused at the join, by field; it does not go on trying."""
-    server, address = await start_fleet(Fleet(ContractMismatch("other contract", {"slots": ("4", "8")})))
+    fleet = await start_fleet(ContractMismatch("other contract", {"slots": ("4", "8")}))
     with pytest.raises(ContractMismatch, match="slots: 4 != 8"):
-        await asyncio.wait_for(serve_instance(Role.COLOCATED, tmp_path, CONFIG, router=address), 10)
-    await server.stop(0)
+        await asyncio.wait_for(serve_instance(Role.COLOCATED, tmp_path, CONFIG, router=fleet.address), 10)
 
 
-async def test_the_death_of_the_engine_ends_legs_calls_membership_and_process(launch: Any, leg: Any) -> None:
+async def test_the_death_of_the_engine_ends_legs_calls_membership_and_process(
+    launch: Any, leg: Any, start_fleet: Any
+) -> None:
     """Legs fail with ENGINE_FAILED, then the call ends so, then the instance raises."""
-    fleet = Fleet()
-    server, address = await start_fleet(fleet)
-    instance = await launch(Role.COLOCATED, router=address, decode_step_s=0.01)
+    fleet = await start_fleet()
+    instance = await launch(Role.COLOCATED, router=fleet.address, decode_step_s=0.01)
     await asyncio.wait_for(fleet.joined.get(), 10)
     call = instance.generations()
     await call.send(leg(1, stream=True, max_tokens=1000))
@@ -133,17 +107,17 @@ async def test_the_death_of_the_engine_ends_legs_calls_membership_and_process(la
     with pytest.raises(EngineFailed, match="died after"):
         await asyncio.wait_for(instance.task, 10)
     assert await asyncio.wait_for(fleet.left.get(), 10) == instance.info.instance_id
-    await server.stop(0)
 
 
-async def test_a_drained_instance_leaves_finishes_and_then_goes(tmp_path: Path, leg: Any) -> None:
-    """Legs under way get all their tokens; a new one is turned away; handoffs get their time."""
-    fleet = Fleet()
-    server, address = await start_fleet(fleet)
+async def test_a_drained_instance_leaves_finishes_and_then_goes(
+    tmp_path: Path, leg: Any, start_fleet: Any
+) -> None:
+    """Legs under way get all their tokens; a new one is turned away."""
+    fleet = await start_fleet()
     config = CONFIG.model_copy(update={"fake": CONFIG.fake.model_copy(update={"decode_step_s": 0.01})})
     ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(
-        serve_instance(Role.COLOCATED, tmp_path, config, router=address, on_ready=ready.set_result)
+        serve_instance(Role.COLOCATED, tmp_path, config, router=fleet.address, on_ready=ready.set_result)
     )
     info = await ready
     await asyncio.wait_for(fleet.joined.get(), 10)
@@ -161,4 +135,26 @@ async def test_a_drained_instance_leaves_finishes_and_then_goes(tmp_path: Path, 
         assert await call.read() is grpc.aio.EOF
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, 10)
-    await server.stop(0)
+
+
+@pytest.mark.parametrize("pulled", [True, False])
+async def test_a_drained_prefill_instance_waits_for_its_handoffs(
+    launch: Any, leg: Any, prefill_start: Any, decode_start: Any, pulled: bool
+) -> None:
+    """A pull ends the wait, and so does the drain's time limit: nobody is left hanging either way."""
+    prefill = await launch(Role.PREFILL, drain_timeout_s=10 if pulled else 0.3)
+    decode = await launch(Role.DECODE)
+    first, second = prefill.prefills(), decode.decodes()
+    await first.send(prefill_start(leg(1)))
+    start = decode_start(leg(1), await first.finish(1))
+    prefill.task.cancel()
+    done, _ = await asyncio.wait([prefill.task], timeout=0.2)
+    assert not done
+    if pulled:
+        await second.send(start)
+        assert len((await second.finish(1)).token_ids) == 7
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(prefill.task, 5)
+    if not pulled:
+        await second.send(start)
+        assert "does not answer" in (await second.finish(1)).error.message

@@ -8,6 +8,8 @@ import uvloop
 
 __all__ = ["serve"]
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 def serve(main: Coroutine[None, None, None]) -> None:
     """Runs a server until it returns, raises, or SIGINT or SIGTERM cancels it; a second one cancels again."""
@@ -24,10 +26,14 @@ async def _until_signal(main: Coroutine[None, None, None]) -> None:
         asked = True
         task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         loop.add_signal_handler(number, cancel)
     try:
         await task
     except asyncio.CancelledError:
         if not asked:
             raise
+    finally:
+        # A closed loop would keep the handlers, and swallow the signals from then on.
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)

@@ -73,10 +73,12 @@ class EngineConfig(Model):
 
     `slots` is N, the decode shape. `max_model_tokens` None takes the model's own limit.
     `kv_cache_bytes` None lets the engine size its pool from the memory at hand.
-    `lease_s` is how long a handoff that nobody pulls keeps its blocks.
+    `lease_s` is how long a handoff that nobody pulls keeps its blocks. `weights: random` needs no
+    weights, only a config.json: it is for benchmarks of a model's shape.
     """
 
     kind: Literal["vllm", "fake"] = "vllm"
+    weights: Literal["files", "random"] = "files"
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     slots: PositiveInt = 8
     prefill: PrefillConfig = PrefillConfig()

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "run-batch": "corun_pd.cli.run_batch:run_batch",
     "describe": "corun_pd.cli.describe:describe",
     "verify": "corun_pd.cli.verify:verify",
+    "bench": "corun_pd.cli.bench:bench",
     "doctor": "corun_pd.cli.doctor:doctor",
 }
 

@@ -7,6 +7,7 @@ from vllm.platforms import current_platform
 
 from corun_pd.config import EngineConfig
 from corun_pd.core import Role
+from corun_pd.engine.vllm import random_weights
 from corun_pd.engine.vllm.scheduler import CoRunScheduler, CountingScheduler
 from corun_pd.engine.vllm.settings import Settings
 
@@ -37,6 +38,9 @@ def engine_arguments(model: Path, role: Role, config: EngineConfig) -> dict[str,
         "seed": 0,
         "disable_log_stats": True,
     }
+    if config.weights == "random":
+        random_weights.install()
+        arguments["load_format"] = "dummy"
     if config.kv_cache_bytes is not None:
         arguments["kv_cache_memory_bytes"] = config.kv_cache_bytes
     return arguments | (_cpu(config) if device_type() == "cpu" else _cuda(role, config))
@@ -44,11 +48,32 @@ def engine_arguments(model: Path, role: Role, config: EngineConfig) -> dict[str,
 
 def _cpu(config: EngineConfig) -> dict[str, Any]:
     return {
-        "worker_cls": "corun_pd.engine.vllm.worker.CoRunCPUWorker",
+        "worker_cls": "corun_pd.engine.vllm.cpu_worker.CoRunCPUWorker",
         "distributed_executor_backend": "uni",
         "enforce_eager": True,
     }
 
 
 def _cuda(role: Role, config: EngineConfig) -> dict[str, Any]:
-    return {"gpu_memory_utilization": config.gpu_memory_ratio}
+    # What is not compiled is eager; Inductor picks kernels by timing them when it autotunes.
+    compilation: dict[str, Any] = {"cudagraph_mode": "FULL_DECODE_ONLY"}
+    if not config.compile:
+        compilation["mode"] = 0
+    attention: dict[str, Any] = {}
+    if config.attention_backend is not None:
+        attention["backend"] = config.attention_backend
+    arguments: dict[str, Any] = {
+        "gpu_memory_utilization": config.gpu_memory_ratio,
+        "kernel_config": {"enable_flashinfer_autotune": False},
+    }
+    if role is Role.STANDARD:
+        if config.compile:
+            del compilation["cudagraph_mode"]  # vLLM's own choice: graphs for mixed batches too.
+        return arguments | {"compilation_config": compilation, "attention_config": attention}
+    compilation["cudagraph_capture_sizes"] = [config.slots]
+    attention["flash_attn_max_num_splits_for_cuda_graph"] = 1
+    return arguments | {
+        "worker_cls": "corun_pd.engine.vllm.gpu_worker.CoRunGPUWorker",
+        "compilation_config": compilation,
+        "attention_config": attention,
+    }

@@ -32,6 +32,7 @@ def build(model: Path, role: Role, config: EngineConfig, vllm_config: VllmConfig
     rows: dict[str, Setting] = {
         "engine": "vllm",
         "model_digest": model_digest(model),
+        "weights": config.weights,
         "dtype": str(vllm_config.model_config.dtype),
         "quantization": vllm_config.model_config.quantization,
         "kv_cache_dtype": cache.cache_dtype,

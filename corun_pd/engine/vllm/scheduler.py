@@ -26,6 +26,11 @@ __all__ = ["CoRunScheduler", "CountingScheduler"]
 class CountingScheduler(AsyncScheduler):  # type: ignore[misc]
     """The original scheduler, with counts of what it scheduled: the control."""
 
+    running: list[Request]
+    waiting: RequestQueue
+    kv_holding_waiting: RequestQueue
+    max_num_scheduled_tokens: int
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.settings = Settings.from_vllm(self.vllm_config)

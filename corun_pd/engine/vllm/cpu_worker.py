@@ -1,4 +1,4 @@
-"""The workers that make this package's model runners. vLLM takes them by name (`worker_cls`)."""
+"""The CPU worker, V1 runner."""
 
 from vllm.v1.worker import cpu_worker
 
@@ -8,7 +8,7 @@ __all__ = ["CoRunCPUWorker"]
 
 
 class CoRunCPUWorker(cpu_worker.CPUWorker):  # type: ignore[misc]
-    """CPU, V1 runner."""
+    """Makes this package's runner. vLLM takes it by name (`worker_cls`)."""
 
     def init_device(self) -> None:
         """Makes the runner. vLLM 0.32.0 names the class in the module, so it is swapped there."""

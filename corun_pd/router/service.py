@@ -214,6 +214,7 @@ class FleetService(router_pb2_grpc.FleetServiceServicer):
                 await asyncio.wait({call})
             finally:
                 self._fleet.leave(member)
+            call.result()
             raise Unavailable("the router's call to the instance has ended")
         except CorunError as error:
             await abort(context, error)

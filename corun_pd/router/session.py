@@ -10,6 +10,7 @@ in it fails with the reason. `legs` has the three kinds of calls.
 
 import asyncio
 import contextlib
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ import grpc
 
 from corun_pd.core import InstanceInfo, SamplingParams
 from corun_pd.errors import CorunError, Unavailable
+from corun_pd.router.turnstile import Turnstile
 from corun_pd.v1 import legs_pb2, sampling_pb2
 from corun_pd.wire.convert import sampling_to_pb
 from corun_pd.wire.status import error_from_rpc
@@ -27,6 +29,11 @@ __all__ = ["Call", "Session"]
 
 #: Starts gather in one message up to about this size.
 _MESSAGE_BYTES: Final = 4 << 20
+
+#: A message waits for more to go into it: for so many turns of the event loop, and at most so long. Turns
+#: of an idle loop take microseconds; those of a busy one take longer, and then gathering pays the most.
+_GATHERING_TURNS: Final = 24
+_GATHERING_S: Final = 0.005
 
 #: The most wire bytes of a token id below 2^21.
 _TOKEN_BYTES: Final = 3
@@ -51,10 +58,18 @@ class Session(ABC, Generic[Request, Response, Leg]):
     """What the three kinds of calls share."""
 
     def __init__(
-        self, info: InstanceInfo, call: "Call[Request, Response]", new: Callable[[], Request]
+        self,
+        info: InstanceInfo,
+        call: "Call[Request, Response]",
+        new: Callable[[], Request],
+        turnstile: Turnstile,
     ) -> None:
-        """`call` is open; `new` makes an empty message for it. Nothing moves until `run`."""
+        """`call` is open; `new` makes an empty message for it. Nothing moves until `run`.
+
+        `turnstile` is what pipelines pass that wait for tokens; all sessions share one.
+        """
         self.info = info
+        self._turnstile = turnstile
         self._call: Call[Request, Response] = call
         self._new: Callable[[], Request] = new
         self._legs: dict[int, Leg] = {}
@@ -62,43 +77,40 @@ class Session(ABC, Generic[Request, Response, Leg]):
         self._outgoing_bytes = 0
         self._more = asyncio.Event()
         self._last_id = 0
-        self._end: CorunError | None = None
+        self._end: str | None = None
 
     def close(self) -> None:
         """Ends the call, and so `run`."""
         self._call.cancel()
 
-    async def run(self) -> CorunError:
+    async def run(self) -> str:
         """Writes and reads until the call ends; then fails its legs and returns why it ended."""
         writer = asyncio.ensure_future(self._write())
+        end = "the router left it"
         try:
-            self._end = await self._read()
+            end = await self._read()
         finally:
+            self._end = end
             writer.cancel()
             self._call.cancel()
-            self._end = self._end or Unavailable(f"the router left instance {self.info.instance_id}")
             for leg in self._legs.values():
-                leg.fail(self._end)
+                leg.fail(self._lost())
             self._legs.clear()
-        return self._end
+        return end
 
-    async def _read(self) -> CorunError:
-        who = f"instance {self.info.instance_id} at {self.info.address}"
+    async def _read(self) -> str:
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:
                 self._dispatch(cast(Response, message))
-            code = await self._call.code()
-            if code is grpc.StatusCode.OK:
-                return Unavailable(f"{who} ended its call", instance_id=self.info.instance_id)
-            details = await self._call.details()
-            cause = error_from_rpc(
-                grpc.aio.AioRpcError(
-                    code, await self._call.initial_metadata(), await self._call.trailing_metadata(), details
-                )
-            )
+            code, details = await self._call.code(), await self._call.details()
         except grpc.aio.AioRpcError as error:
-            cause = error_from_rpc(error)
-        return Unavailable(f"{who} was lost: {cause.message}", instance_id=self.info.instance_id)
+            return error_from_rpc(error).message
+        return "it ended the call" if code is grpc.StatusCode.OK else f"{details} ({code.name})"
+
+    def _lost(self) -> Unavailable:
+        """What a leg gets when the call has ended. A new one each time: errors gather tracebacks."""
+        who = f"instance {self.info.instance_id} at {self.info.address}"
+        return Unavailable(f"{who} was lost: {self._end}", instance_id=self.info.instance_id)
 
     async def _write(self) -> None:
         # A call that has ended takes no more; the reader learns why.
@@ -106,6 +118,11 @@ class Session(ABC, Generic[Request, Response, Leg]):
             while True:
                 await self._more.wait()
                 self._more.clear()
+                deadline = time.monotonic() + _GATHERING_S
+                for _ in range(_GATHERING_TURNS):
+                    await asyncio.sleep(0)
+                    if time.monotonic() > deadline:
+                        break
                 while self._outgoing:
                     await self._call.write(self._outgoing.popleft())
 
@@ -123,7 +140,7 @@ class Session(ABC, Generic[Request, Response, Leg]):
     ) -> tuple[legs_pb2.Leg, Request]:
         """A new leg and the message to start it in. Raises Unavailable when the call has ended."""
         if self._end is not None:
-            raise self._end
+            raise self._lost()
         self._last_id += 1
         leg = legs_pb2.Leg(
             leg_id=self._last_id,

@@ -20,7 +20,6 @@ from corun_pd.cluster.preflight import check_cluster, free_port
 from corun_pd.cluster.process import RoleProcess, python_module
 from corun_pd.cluster.watcher import Watcher
 from corun_pd.config import ClusterConfig, InstanceConfig
-from corun_pd.core import Role
 from corun_pd.errors import SetupError
 
 __all__ = ["Command", "LocalCluster", "role_command"]
@@ -59,7 +58,7 @@ class LocalCluster:
         self.router_address = ""
         self._command = command
         self._roles: list[RoleProcess] = []
-        self._missing: Counter[Role] = Counter()
+        self._waits_for: set[str] = {"router"}
 
     async def __aenter__(self) -> Self:
         check_cluster(self.config)
@@ -143,20 +142,21 @@ class LocalCluster:
             ready.cancel()
 
     async def _poll(self) -> None:
-        """Returns once the router serves and every instance is a member; notes who is missing."""
+        """Returns once the router serves and every instance is a member; notes which roles it waits for."""
         wanted = Counter(instance.role for instance in self.config.instances for _ in range(instance.count))
         async with Watcher(self.router_address) as watcher:
             while True:
-                self._missing = wanted - await watcher.member_roles()
-                if not self._missing and await watcher.is_serving():
+                members = await watcher.member_roles()
+                self._waits_for = {"router"} if members is None else set(wanted - members)
+                if not self._waits_for and await watcher.is_serving():
                     return
                 await asyncio.sleep(POLL_S)
 
     def _not_ready(self) -> SetupError:
-        names = [role.name for role in self._roles if role.name.rpartition("-")[0] in self._missing]
-        waiting = [role for role in self._roles if role.name in names] or self._roles[:1]
-        lines = "; ".join(f"{role.name} is not ready; {role.tail()}" for role in waiting)
-        return SetupError(f"after {self.config.ready_timeout_s:g} s {lines}", role=waiting[0].name)
+        # Which instances of a role have joined, its name does not tell; their logs do.
+        late = [role for role in self._roles if role.name.partition("-")[0] in self._waits_for]
+        lines = "; ".join(f"{role.name} is not ready; {role.tail()}" for role in late or self._roles[:1])
+        return SetupError(f"after {self.config.ready_timeout_s:g} s {lines}")
 
 
 def _as_yaml(config: ClusterConfig) -> str:

@@ -18,7 +18,7 @@ CALL_TIMEOUT_S = 2.0
 
 
 class Watcher:
-    """Watches the router at host:port. A router that does not answer serves nobody and has no members."""
+    """Watches the router at host:port, which need not be there yet."""
 
     def __init__(self, router: str) -> None:
         self._channel = open_channel(router)
@@ -46,10 +46,10 @@ class Watcher:
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
-    async def member_roles(self) -> Counter[Role]:
-        """How many instances of each role have joined."""
+    async def member_roles(self) -> Counter[Role] | None:
+        """How many instances of each role have joined; None when the router does not say."""
         try:
             fleet = await self._client.describe(timeout_s=CALL_TIMEOUT_S)
         except CorunError:
-            return Counter()
+            return None
         return Counter(member.instance.role for member in fleet.members)

@@ -25,8 +25,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def config(model: Path, tmp_path: Path) -> ClusterConfig:
+@pytest.fixture(scope="session")
+def config(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ClusterConfig:
     """Prefill, decode and colocated fake instances, on a free port."""
     return ClusterConfig.model_validate(
         {
@@ -34,7 +34,7 @@ def config(model: Path, tmp_path: Path) -> ClusterConfig:
             "engine": {"kind": "fake", "prefill": {"chunk_tokens": 64}, "block_tokens": 16},
             "router": {"port": 0},
             "instances": [{"role": "prefill"}, {"role": "decode"}, {"role": "colocated"}],
-            "ready_timeout_s": 30,
-            "log_dir": tmp_path / "logs",
+            "ready_timeout_s": 120,
+            "log_dir": tmp_path_factory.mktemp("cluster") / "logs",
         }
     )

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import pytest
 
 from corun_pd.cluster.local import LocalCluster
 from corun_pd.cluster.process import RoleProcess
+from corun_pd.cluster.watcher import Watcher
 from corun_pd.config import ClusterConfig, InstanceConfig
+from corun_pd.core import Role
 from corun_pd.errors import SetupError
 
 SLEEP = "import time; time.sleep(600)"
@@ -91,15 +94,30 @@ async def test_role_that_is_killed_is_named_with_its_signal(tmp_path: Path) -> N
     assert "prefill-0.log is empty" in error.message
 
 
-async def test_roles_that_never_get_ready_are_named_within_the_limit(tmp_path: Path) -> None:
-    """No wait beyond ready_timeout_s."""
+async def test_router_that_never_answers_is_named_within_the_limit(tmp_path: Path) -> None:
+    """No wait beyond ready_timeout_s; the instances, which wait for it, are not blamed."""
     started = time.monotonic()
+    script = f"print('loading', flush=True); {SLEEP}"
+    error = await failure_of(make_config(tmp_path, ready_timeout_s=1.0), scripts(router=script))
+    assert time.monotonic() - started < 5
+    assert (
+        error.message
+        == f"after 1 s router is not ready; the last lines of {tmp_path}/logs/router.log:\n  loading"
+    )
+
+
+async def test_instances_that_never_join_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prefill instance has joined; the decode instances compile for ever."""
+
+    async def members(_: Watcher) -> Counter[Role]:
+        return Counter({Role.PREFILL: 1})
+
+    monkeypatch.setattr(Watcher, "member_roles", members)
     script = f"print('compiling', flush=True); {SLEEP}"
     error = await failure_of(make_config(tmp_path, ready_timeout_s=1.0), scripts(decode=script))
-    assert time.monotonic() - started < 5
-    assert error.message.startswith("after 1 s prefill-0 is not ready")
-    assert "decode-1 is not ready; the last lines of" in error.message
-    assert "compiling" in error.message
+    assert error.message.startswith("after 1 s decode-0 is not ready; the last lines of")
+    assert "; decode-1 is not ready; the last lines of" in error.message
+    assert "prefill" not in error.message
 
 
 async def test_router_is_blamed_before_the_instances_that_it_takes_down(tmp_path: Path) -> None:

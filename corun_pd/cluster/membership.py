@@ -31,6 +31,7 @@ async def stay_joined(router: str, info: InstanceInfo) -> NoReturn:
     """
     request = router_pb2.JoinFleetRequest(instance=instance_to_pb(info))
     delay_s = FIRST_DELAY_S
+    told = ""
     async with open_channel(router) as channel:
         stub = router_pb2_grpc.FleetServiceStub(channel)
         while True:
@@ -38,7 +39,7 @@ async def stay_joined(router: str, info: InstanceInfo) -> NoReturn:
             try:
                 async for _ in call:
                     log.info("%s joined the fleet of %s", info.instance_id, router)
-                    delay_s = FIRST_DELAY_S
+                    delay_s, told = FIRST_DELAY_S, ""
                 problem = "the router ended it"
             except grpc.aio.AioRpcError as error:
                 refusal = error_from_rpc(error)
@@ -47,7 +48,9 @@ async def stay_joined(router: str, info: InstanceInfo) -> NoReturn:
                 problem = refusal.message
             finally:
                 call.cancel()
-            log.warning("%s is no member of the fleet of %s: %s", info.instance_id, router, problem)
+            if problem != told:  # said once, however often it is tried
+                log.warning("%s is no member of the fleet of %s: %s", info.instance_id, router, problem)
+                told = problem
             # Instances that lost the same router do not all come back at the same moment.
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, LAST_DELAY_S)

@@ -1,109 +1,114 @@
 """Tokens to text as they come: whole characters only, and nothing that may still become a stop string.
 
-Whatever the pieces, the text is the same: that of all tokens decoded at once after the prompt's last few.
+A token is bytes. An answer's text is that of its tokens' bytes in a row, read by an incremental UTF-8
+decoder, so it is the same however the tokens come, and a character that several tokens spell comes when
+it is complete.
 """
 
+import codecs
+import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from functools import cache
+from typing import Final
 
 from tokenizers import Tokenizer
 
-__all__ = ["Detokenizer", "StopWatcher", "TextWriter", "Vocabulary", "Written"]
+from corun_pd.errors import SetupError
 
-_REPLACEMENT: Final = "\ufffd"
+__all__ = ["Detokenizer", "StopWatcher", "TextWriter", "TokenBytes", "Written"]
 
-#: The window of tokens that is decoded again for each new one is cut back at this length, to the second.
-#: A character is at most four bytes and a token at least one, so the shorter one holds every open character.
-_WINDOW_TOKENS: Final = 24
-_KEPT_TOKENS: Final = 8
+#: Decoders under which a text is its tokens' texts in a row.
+_CONTEXT_FREE: Final = frozenset({"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"})
+
+#: How a byte token is written.
+_BYTE_TOKEN: Final = re.compile("<0x([0-9A-F]{2})>")
+
+_Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """A tokenizer as the detokenizer sees it.
+class TokenBytes(dict[int, bytes]):
+    """Token id to bytes, found when first needed. Special tokens and ids beyond the tokenizer have none.
 
-    `silent` ids give no text: special ones. Ids from `size` on are padding of the embedding and give none
-    either. With `byte_runs` the tokenizer spells rare characters in byte tokens and replaces each byte of a
-    run that is no text (ByteFallback); otherwise it decodes one string of bytes, where only the last
-    character can be open.
+    Raises SetupError for a tokenizer whose text is not its tokens' texts in a row.
     """
 
-    tokenizer: Tokenizer
-    silent: frozenset[int]
-    size: int
-    byte_runs: bool
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Self:
-        """Reads what is needed from the tokenizer."""
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        state = b"{}" if tokenizer.decoder is None else tokenizer.decoder.__getstate__()
+        spec = json.loads(state)
+        kinds = {part.get("type") for part in spec.get("decoders", [spec])}
+        if not kinds <= _CONTEXT_FREE:
+            names = ", ".join(sorted(map(str, kinds - _CONTEXT_FREE)))
+            raise SetupError(f"the tokenizer's decoder {names} is none of {', '.join(sorted(_CONTEXT_FREE))}")
         added = tokenizer.get_added_tokens_decoder()
-        silent = frozenset(token_id for token_id, token in added.items() if token.special)
-        size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        decoder = b"" if tokenizer.decoder is None else tokenizer.decoder.__getstate__()
-        return cls(tokenizer, silent, size, b'"ByteFallback"' in decoder)
+        self._tokenizer = tokenizer
+        self._silent = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._is_byte_level = "ByteLevel" in kinds
+        self._has_byte_tokens = "ByteFallback" in kinds
+        self._anchor = self._find_anchor()
 
-    def voiced(self, token_ids: Iterable[int]) -> list[int]:
-        """The ids that give text."""
-        silent, size = self.silent, self.size
-        return [token_id for token_id in token_ids if token_id < size and token_id not in silent]
+    def __missing__(self, token_id: int) -> bytes:
+        self[token_id] = found = self._find(token_id)
+        return found
 
-    def decode(self, token_ids: list[int]) -> str:
-        """The text of voiced ids; bytes that are no text become U+FFFD."""
-        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=False)
+    def join(self, token_ids: Iterable[int]) -> bytes:
+        """The bytes of tokens in a row."""
+        return b"".join(map(self.__getitem__, token_ids))
+
+    def _find(self, token_id: int) -> bytes:
+        token = None if token_id in self._silent else self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._is_byte_level:
+            alphabet = _byte_level_alphabet()
+            # An added token is text and not letters of the alphabet, as in the tokenizer's own decoder.
+            mapped = [alphabet.get(letter) for letter in token]
+            return token.encode() if None in mapped else bytes(byte for byte in mapped if byte is not None)
+        if self._has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(match[1], 16)])
+        text = self._decode([self._anchor, token_id])
+        return text[len(self._decode([self._anchor])) :].encode()
+
+    def _find_anchor(self) -> int:
+        """Some token to decode others after: only the first of a text loses its leading space."""
+        size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        for token_id in range(size):
+            token = self._tokenizer.id_to_token(token_id)
+            if token and token_id not in self._silent and not _BYTE_TOKEN.fullmatch(token):
+                return token_id
+        raise SetupError("the tokenizer has no token with text")
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         return text
 
-    def open_length(self, text: str) -> int:
-        """How many characters at the end of `text` may change when more tokens come."""
-        longest = 3 if self.byte_runs else 1
-        return next((n for n in range(longest) if not text.endswith(_REPLACEMENT, 0, len(text) - n)), longest)
+
+@cache
+def _byte_level_alphabet() -> dict[str, int]:
+    """Letter to byte: GPT-2's alphabet. Printable Latin-1 stands for itself, the rest is moved up by 256."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 class Detokenizer:
-    """Incremental: `push` gives the text that is certain, `flush` what was held back."""
+    """Incremental: `push` gives the characters that are complete, `flush` the one that is not."""
 
-    def __init__(self, vocabulary: Vocabulary, priming: Sequence[int]) -> None:
-        """`priming` is the prompt's end, so that a leading space or an open character comes out right."""
-        self._vocabulary = vocabulary
-        self._window = vocabulary.voiced(priming)
-        text = vocabulary.decode(self._window)
-        self._given = len(text) - vocabulary.open_length(text)
+    def __init__(self, token_bytes: TokenBytes, priming: Sequence[int]) -> None:
+        """`priming` is the prompt's end, so that a character that it leaves open comes out right."""
+        self._token_bytes = token_bytes
+        self._utf8 = _Utf8("replace")
+        self._utf8.decode(token_bytes.join(priming))
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """More tokens; the text that is certain now."""
-        voiced = self._vocabulary.voiced(token_ids)
-        if not voiced:
-            return ""
-        if self._vocabulary.byte_runs:  # a run's text depends on where it is looked at: always each token
-            return "".join(self._push([token_id]) for token_id in voiced)
-        return self._push(voiced)
-
-    def push_all(self, token_ids: Sequence[int]) -> str:
-        """All tokens of an answer at once, and the end of it: what `push` and `flush` give together."""
-        voiced = self._vocabulary.voiced(token_ids)
-        text = self._vocabulary.decode(self._window + voiced)
-        if self._vocabulary.byte_runs and _REPLACEMENT in text:
-            return self.push(voiced) + self.flush()
-        return text[self._given :]
+        """More tokens; their characters. Bytes that are no text become U+FFFD."""
+        return self._utf8.decode(self._token_bytes.join(token_ids))
 
     def flush(self) -> str:
-        """The end: what is held back, with U+FFFD for a character that the model did not finish."""
-        text = self._vocabulary.decode(self._window)
-        held, self._given = text[self._given :], len(text)
-        return held
-
-    def _push(self, token_ids: list[int]) -> str:
-        vocabulary = self._vocabulary
-        self._window += token_ids
-        text = vocabulary.decode(self._window)
-        certain = len(text) - vocabulary.open_length(text)
-        piece = text[self._given : certain]
-        self._given = max(self._given, certain)
-        if len(self._window) > _WINDOW_TOKENS:
-            self._window = self._window[-_KEPT_TOKENS:]
-            kept = vocabulary.decode(self._window)
-            self._given = max(0, len(kept) - (len(text) - self._given))
-        return piece
+        """The end: U+FFFD for a character that the model did not finish."""
+        return self._utf8.decode(b"", final=True)
 
 
 class StopWatcher:
@@ -167,16 +172,14 @@ class TextWriter:
     """A sample's text. `push` each time tokens come; after a stop string nothing is pushed any more."""
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: Sequence[str], include_stop: bool, min_tokens: int, whole: bool
+        self, detokenizer: Detokenizer, stops: Sequence[str], include_stop: bool, min_tokens: int
     ) -> None:
-        """Before `min_tokens` tokens no stop string is looked for. `whole`: no text before the last push."""
+        """Before `min_tokens` tokens no stop string is looked for."""
         self._detokenizer = detokenizer
         self._watcher = StopWatcher(stops, include_stop) if stops else None
         self._include_stop = include_stop
         self._min_tokens = min_tokens
-        self._whole = whole
         self._count = 0
-        self._kept: list[int] = []
 
     def push(self, token_ids: Sequence[int], last: bool = False, by_token: bool = False) -> Written:
         """More tokens. `last` ends the answer; `by_token` says that its last token is what ended it.
@@ -187,9 +190,6 @@ class TextWriter:
         shown = token_ids[:-1] if by_token and not self._include_stop else token_ids
         if self._watcher is not None:
             return self._watch(self._watcher, token_ids, shown, last)
-        if self._whole:
-            self._kept += shown
-            return Written(self._detokenizer.push_all(self._kept) if last else "", len(token_ids))
         text = self._detokenizer.push(shown)
         return Written(text + self._detokenizer.flush() if last else text, len(token_ids))
 

@@ -139,9 +139,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     def _sample(self, task: Task, index: int, stream: bool) -> Sample:
         writer = None
         if task.text or task.stops:
-            writer = self._text.writer(
-                task.prompt, task.stops, task.include_stop, task.sampling.min_tokens, whole=not stream
-            )
+            writer = self._text.writer(task.prompt, task.stops, task.include_stop, task.sampling.min_tokens)
         # Only as tokens come can a stop string be seen before the engine goes on past it.
         return Sample(
             generation_id=task.generation_id,

@@ -15,15 +15,15 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from corun_pd.errors import InvalidRequest, SetupError
-from corun_pd.router.detokenize import Detokenizer, TextWriter, Vocabulary
+from corun_pd.router.detokenize import Detokenizer, TextWriter, TokenBytes
 
 __all__ = ["GenerationDefaults", "TextModel"]
 
 #: Longer texts are tokenized in a thread, so that one long prompt does not hold up every other request.
 _INLINE_CHARACTERS: Final = 16_384
 
-#: How many of a prompt's last tokens the detokenizer starts from.
-_PRIMING_TOKENS: Final = 6
+#: How many of a prompt's last tokens the detokenizer starts from. A character is at most four bytes.
+_PRIMING_TOKENS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class TextModel:
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._vocabulary = Vocabulary.of(self._backend)
+        self._token_bytes = TokenBytes(self._backend)
 
     @classmethod
     def load(cls, model: Path) -> Self:
-        """Reads the model's folder. Raises SetupError that names it when it has no fast tokenizer."""
+        """Reads the model's folder. Raises SetupError that names it when it has no usable fast tokenizer."""
         if not (model / "tokenizer_config.json").is_file() and not (model / "tokenizer.json").is_file():
             raise SetupError(f"{model} has no tokenizer: neither tokenizer.json nor tokenizer_config.json")
         try:
@@ -105,8 +105,8 @@ class TextModel:
         return encode() if len(text) <= _INLINE_CHARACTERS else await asyncio.to_thread(encode)
 
     def writer(
-        self, prompt: Sequence[int], stops: Sequence[str], include_stop: bool, min_tokens: int, whole: bool
+        self, prompt: Sequence[int], stops: Sequence[str], include_stop: bool, min_tokens: int
     ) -> TextWriter:
         """Writes the text that follows `prompt`; see TextWriter."""
-        detokenizer = Detokenizer(self._vocabulary, prompt[-_PRIMING_TOKENS:])
-        return TextWriter(detokenizer, stops, include_stop, min_tokens, whole)
+        detokenizer = Detokenizer(self._token_bytes, prompt[-_PRIMING_TOKENS:])
+        return TextWriter(detokenizer, stops, include_stop, min_tokens)

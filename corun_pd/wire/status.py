@@ -87,7 +87,8 @@ def error_from(reason: str, message: str, metadata: Mapping[str, str]) -> CorunE
     if reason == Overloaded.reason:
         return Overloaded(message, float(metadata.get("retry_delay_s", _BARE_RETRY_DELAY_S)))
     if reason == ContractMismatch.reason:
-        pairs = {name: value.partition(" != ") for name, value in metadata.items()}
+        # Sorted, as `require_equal` has them: a map on the wire keeps no order.
+        pairs = {name: metadata[name].partition(" != ") for name in sorted(metadata)}
         differences = {name: (expected, found) for name, (expected, _, found) in pairs.items()}
         return ContractMismatch(message.partition("\n")[0], differences)
     if reason in _PLAIN:

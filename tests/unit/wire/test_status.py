@@ -29,7 +29,7 @@ ERRORS = [
     (DeadlineExceeded("too late"), grpc.StatusCode.DEADLINE_EXCEEDED),
     (Cancelled("gone"), grpc.StatusCode.CANCELLED),
     (
-        ContractMismatch("i-1 differs", {"slots": ("8", "16"), "m": ('"a != b"', "absent")}),
+        ContractMismatch("i-1 differs", {"m": ('"a != b"', "absent"), "slots": ("8", "16")}),
         grpc.StatusCode.FAILED_PRECONDITION,
     ),
     (HandoffRejected("expired", handoff_id="h"), grpc.StatusCode.ABORTED),

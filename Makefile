@@ -63,7 +63,7 @@ buf:
 # Stubs of grpcio-tools 1.70 load on every protobuf that vLLM allows; it needs setuptools' pkg_resources.
 $(PROTO_STAMP):
 	$(PYTHON) -m venv .venv-proto
-	.venv-proto/bin/python -m pip --quiet --disable-pip-version-check install 'grpcio-tools==1.70.0' 'setuptools<80'
+	.venv-proto/bin/python -m pip -qq --disable-pip-version-check install 'grpcio-tools==1.70.0' 'setuptools<80'
 	@touch $@
 
 stubs: $(PROTO_STAMP) ## Generates corun_pd/v1 from proto/.

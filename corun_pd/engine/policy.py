@@ -47,12 +47,18 @@ class PrefillPolicy(Protocol):
     """Which prompts, and how many tokens of each, the next prefill step takes."""
 
     def next_step(
-        self, partial: Candidate | None, waiting: Iterable[Candidate], slots: int, blocks: int
+        self,
+        partial: Candidate | None,
+        waiting: Iterable[Candidate],
+        slots: int,
+        blocks: int,
+        patience: int = 0,
     ) -> Sequence[Share]:
         """`partial` is the started prompt, `waiting` the others in order of arrival.
 
         `slots` and `blocks` are what is free after the started requests have all that they need until
-        their ends. Empty: no prefill now.
+        their ends. `patience` is how many decode steps the prompts may still be put off; it is 0 when
+        nothing decodes. Empty: no prefill now.
         """
 
 
@@ -67,7 +73,12 @@ class IsolatedPrefill:
     chunk: int
 
     def next_step(
-        self, partial: Candidate | None, waiting: Iterable[Candidate], slots: int, blocks: int
+        self,
+        partial: Candidate | None,
+        waiting: Iterable[Candidate],
+        slots: int,
+        blocks: int,
+        patience: int = 0,
     ) -> Sequence[Share]:
         """The started prompt goes on before another starts; the head of the queue is never overtaken."""
         if partial is not None:
@@ -89,13 +100,23 @@ class PackedPrefill:
     A prompt longer than `width` is cut at multiples of it, so all but its last piece fill a step of
     their own. Last pieces share a step: the oldest first, then whatever of the next `window` prompts
     still fits, so that nothing starves and little is padding.
+
+    Slots get free one by one where outputs differ in length, and a step for each would be mostly
+    padding. So while prompts queue for slots or blocks, a step waits until it is `fill` full;
+    `patience` bounds the wait. Prompts that all find a slot never wait.
     """
 
     width: int
     window: int = 64
+    fill: float = 0.875
 
     def next_step(
-        self, partial: Candidate | None, waiting: Iterable[Candidate], slots: int, blocks: int
+        self,
+        partial: Candidate | None,
+        waiting: Iterable[Candidate],
+        slots: int,
+        blocks: int,
+        patience: int = 0,
     ) -> Sequence[Share]:
         """The started prompt goes on first; then first fit in order of arrival."""
         shares: list[Share] = []
@@ -105,10 +126,12 @@ class PackedPrefill:
                 return [Share(partial.key, self.width)]
             shares.append(Share(partial.key, partial.remaining))
             room -= partial.remaining
+        short_of_room = False
         for place, prompt in enumerate(waiting):
-            if place >= self.window or room == 0 or slots == 0:
+            if slots == 0 or prompt.blocks > blocks:
+                short_of_room = True
                 break
-            if prompt.blocks > blocks:
+            if place >= self.window or room == 0:
                 break
             tokens = min(prompt.remaining, self.width)
             if tokens <= room:
@@ -116,7 +139,8 @@ class PackedPrefill:
                 room -= tokens
                 slots -= 1
                 blocks -= prompt.blocks
-        return shares
+        put_off = short_of_room and patience > 0 and self.width - room < self.fill * self.width
+        return [] if put_off and partial is None else shares
 
 
 def admit_in_order(waiting: Iterable[Candidate], slots: int, blocks: int) -> Iterator[Candidate]:

@@ -29,15 +29,20 @@ class CoRunGPUModelRunner(GPUModelRunner):  # type: ignore[misc]
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self.settings = Settings.from_vllm(vllm_config)
-        self.pad_logits = self.settings.has(Ablation.SAMPLER_PADDING)
-        self.fixed_shape = self.settings.has(Ablation.FIXED_SHAPE_DECODE)
+        self.fixed_shape = False
         self.prefill_width: int | None = None
 
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Loads the model, and gives its LM head and the sampler N rows."""
-        super().load_model(*args, **kwargs)
-        if not self.pad_logits:
-            return
+    def enforce(self) -> None:
+        """Puts the scheme in force. Called once vLLM has warmed up, which it does in shapes of its own."""
+        self.fixed_shape = self.settings.has(Ablation.FIXED_SHAPE_DECODE)
+        if self.settings.has(Ablation.SAMPLER_PADDING):
+            self._pad_sampling()
+        if self.settings.prefill_mode == "packed":
+            self._forbid_prefill_split_kv()
+            self._dispatch_prefill_at_width()
+
+    def _pad_sampling(self) -> None:
+        """Gives the LM head and the sampler N rows."""
         original, slots = self.model.compute_logits, self.settings.slots
 
         def compute_logits(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -49,22 +54,18 @@ class CoRunGPUModelRunner(GPUModelRunner):  # type: ignore[misc]
         self.sampler.__class__ = ShapeAlignedSampler
         self.sampler.width = self.settings.max_logprobs
 
-    def capture_model(self, *, profile_only: bool = False) -> int:
-        """Captures the graph; from then on prefill steps of packed mode are dispatched T wide."""
-        captured: int = super().capture_model(profile_only=profile_only)
-        if self.settings.prefill_mode == "packed" and not profile_only:
-            self._forbid_prefill_split_kv()
-            manager = self.cudagraph_manager
-            original = manager.dispatch
+    def _dispatch_prefill_at_width(self) -> None:
+        """Has prefill steps of packed mode dispatched T wide."""
+        manager = self.cudagraph_manager
+        original = manager.dispatch
 
-            def dispatch(*args: Any, **kwargs: Any) -> Any:
-                shape = original(*args, **kwargs)
-                if self.prefill_width is None:
-                    return shape
-                return dataclasses.replace(shape, num_tokens=self.prefill_width)
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            shape = original(*args, **kwargs)
+            if self.prefill_width is None:
+                return shape
+            return dataclasses.replace(shape, num_tokens=self.prefill_width)
 
-            manager.dispatch = dispatch
-        return captured
+        manager.dispatch = dispatch
 
     def _forbid_prefill_split_kv(self) -> None:
         """Lets FlashAttention's bound on splits, which is 1, hold for steps of every size."""

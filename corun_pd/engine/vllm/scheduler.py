@@ -6,7 +6,7 @@ connector as ever. A step holds prompts or decode rows, never both.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
 from vllm.utils.math_utils import cdiv
@@ -21,6 +21,10 @@ from corun_pd.engine.policy import Candidate, admit_in_order
 from corun_pd.engine.vllm.settings import Settings
 
 __all__ = ["CoRunScheduler", "CountingScheduler"]
+
+
+#: Decode steps for which a packed prefill step may be put off until it is fuller.
+PATIENCE: Final = 16
 
 
 class CountingScheduler(AsyncScheduler):  # type: ignore[misc]
@@ -107,19 +111,22 @@ class CoRunScheduler(CountingScheduler):
         super().__init__(*args, **kwargs)
         self.prefill = self.settings.prefill_policy()
         self.step_tokens = self.max_num_scheduled_tokens
+        self.put_off = 0
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """One step: prompts chosen by the policy, or every decode row."""
         running, waiting, holding = self.running, self.waiting, self.kv_holding_waiting
         slots = self.max_num_active_reqs - len(running) - len(holding)
         blocks = self._free_blocks_beyond_reservations()
-        partial = next((r for r in running if r.num_computed_tokens < r.num_prompt_tokens), None)
+        partial = next((r for r in running if _is_partial(r)), None)
         shares = self.prefill.next_step(
             self._candidate(partial) if partial is not None else None,
             self._local_prompts(waiting),
             slots,
             blocks,
+            patience=PATIENCE - self.put_off if any(not _is_partial(r) for r in running) else 0,
         )
+        self.put_off = self.put_off + 1 if waiting and not shares else 0
         if shares:
             return self._prefill_step({share.key for share in shares}, sum(s.tokens for s in shares))
         return self._decode_step(slots, blocks)
@@ -207,6 +214,10 @@ class CoRunScheduler(CountingScheduler):
         if reset_running_requests:
             raise RuntimeError("running requests are never reset: that would recompute them")
         return bool(super().reset_prefix_cache(False, reset_connector))
+
+
+def _is_partial(request: Request) -> bool:
+    return bool(request.num_computed_tokens < request.num_prompt_tokens)
 
 
 def _is_remote(request: Request) -> bool:

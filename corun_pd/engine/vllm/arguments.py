@@ -10,6 +10,7 @@ from corun_pd.core import Role
 from corun_pd.engine.vllm import random_weights
 from corun_pd.engine.vllm.scheduler import CoRunScheduler, CountingScheduler
 from corun_pd.engine.vllm.settings import Settings
+from corun_pd.errors import SetupError
 
 __all__ = ["device_type", "engine_arguments"]
 
@@ -20,7 +21,15 @@ def device_type() -> str:
 
 
 def engine_arguments(model: Path, role: Role, config: EngineConfig) -> dict[str, Any]:
-    """Keyword arguments of vLLM's EngineArgs, less the KV transfer."""
+    """Keyword arguments of vLLM's EngineArgs, less the KV transfer.
+
+    Raises SetupError for a prefill mode that the role cannot run.
+    """
+    if config.prefill.mode == "batch-invariant" and role is not Role.STANDARD:
+        raise SetupError(
+            f"engine.prefill.mode: batch-invariant is a baseline of the standard role; {role} runs isolated "
+            "or packed"
+        )
     arguments: dict[str, Any] = {
         "model": str(model),
         "skip_tokenizer_init": True,

@@ -103,7 +103,8 @@ class TokenStream:
     the leg's KV cache is known to have been pulled.
     """
 
-    def __init__(self, turnstile: Turnstile, pulled: Callable[[], None] | None) -> None:
+    def __init__(self, turnstile: Turnstile | None, pulled: Callable[[], None] | None = None) -> None:
+        """`turnstile` is what the reader passes each time; None for a leg that comes in one piece."""
         self.token_ids: list[int] = []
         self.logprobs: list[sampling_pb2.Logprobs] = []
         self.finish: legs_pb2.LegFinish | None = None
@@ -120,9 +121,13 @@ class TokenStream:
 
     def wake(self) -> None:
         """Something has come; whoever waits for it gets a turn."""
-        if self.waiter is not None:
-            self._turnstile.push(self.waiter)
-            self.waiter = None
+        waiter, self.waiter = self.waiter, None
+        if waiter is None or waiter.done():
+            return
+        if self._turnstile is None:
+            waiter.set_result(None)
+        else:
+            self._turnstile.push(waiter)
 
     def __aiter__(self) -> "TokenStream":
         return self
@@ -198,7 +203,7 @@ class DecodeSession(Session[legs_pb2.RunDecodesRequest, legs_pb2.RunDecodesRespo
                 leg=leg, first_token=first_token_to_pb(first), handoff=handoff_to_pb(handoff)
             )
         )
-        tokens = TokenStream(self._turnstile, pulled)
+        tokens = TokenStream(self._turnstile if stream else None, pulled)
         with self._listening(leg.leg_id, tokens):
             yield tokens
 
@@ -222,7 +227,7 @@ class GenerationSession(
         """A whole sample; starts on entry. Without `stream` the tokens come together at the end."""
         leg, message = self._new_leg(prompt, name, sampling, stream)
         message.starts.append(leg)
-        tokens = TokenStream(self._turnstile, None)
+        tokens = TokenStream(self._turnstile if stream else None)
         with self._listening(leg.leg_id, tokens):
             yield tokens
 

@@ -78,9 +78,11 @@ class Session(ABC, Generic[Request, Response, Leg]):
         self._more = asyncio.Event()
         self._last_id = 0
         self._end: str | None = None
+        self._is_closed = False
 
     def close(self) -> None:
         """Ends the call, and so `run`."""
+        self._is_closed = True
         self._call.cancel()
 
     async def run(self) -> str:
@@ -105,6 +107,10 @@ class Session(ABC, Generic[Request, Response, Leg]):
             code, details = await self._call.code(), await self._call.details()
         except grpc.aio.AioRpcError as error:
             return error_from_rpc(error).message
+        except asyncio.CancelledError:
+            if not self._is_closed:  # else it is how a call that is cancelled ends its reader
+                raise
+            return "the router ended the call"
         return "it ended the call" if code is grpc.StatusCode.OK else f"{details} ({code.name})"
 
     def _lost(self) -> Unavailable:

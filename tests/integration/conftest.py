@@ -141,9 +141,13 @@ def make_cluster(model_folder: Path) -> MakeCluster:
 
             async def launch(role: Role, config: EngineConfig = config) -> Node:
                 node = await _launch(role, model, config, serving.address, stack)
+                name = node.info.instance_id
+                await cluster.until(
+                    lambda: node.task.done() or any(m.info.instance_id == name for m in serving.fleet.members)
+                )
+                if node.task.done():
+                    node.task.result()
                 cluster.nodes.append(node)
-                ids = lambda: {m.info.instance_id for m in serving.fleet.members}  # noqa: E731
-                await cluster.until(lambda: node.info.instance_id in ids())
                 return node
 
             channel = await stack.enter_async_context(open_channel(serving.address))

@@ -146,6 +146,10 @@ class VllmEngine:
         self.engine_id = f"{self.role}-{uuid.uuid4().hex}"
         transfer = None
         if self.role in (Role.PREFILL, Role.DECODE):
+            if arguments.device_type() == "cpu":
+                from corun_pd.engine.vllm import nixl_progress
+
+                nixl_progress.install()
             transfer = connector_config(
                 producer=self.role is Role.PREFILL,
                 engine_id=self.engine_id,

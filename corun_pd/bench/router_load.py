@@ -39,7 +39,11 @@ __all__ = ["Load", "main"]
 COMMAND = [sys.executable, "-m", "corun_pd.cli.main"]
 VOCABULARY = 4096
 EOS = "<eos>"
-SLOTS = 512
+SLOTS = 1024
+
+#: Time of a decode step. Streams get a slower one: the fake instance works for every row that streams.
+STEP_S = 0.001
+STREAM_STEP_S = 0.005
 PROMPT = "The router renders, tokenizes, admits and relays; the engines compute. How much does it cost?"
 
 
@@ -263,25 +267,63 @@ async def connected(machine: Machine) -> AsyncIterator[tuple[Generator, Direct]]
         yield Generator(machine, channel), Direct(*channels)
 
 
-async def run(machine: Machine, scale: float) -> list[Load]:
-    """Every measurement; `scale` multiplies the number of requests."""
-    indices = iter(range(1 << 40))
+Measure = Callable[["Bench"], Awaitable[list[Load]]]
 
-    def bodies(count: int, max_tokens: int) -> list[bytes]:
+
+@dataclass
+class Bench:
+    """What a measurement needs."""
+
+    generator: Generator
+    direct: Direct
+    scale: float
+    sent: int = 0
+
+    def bodies(self, count: int, max_tokens: int) -> list[bytes]:
+        """Requests of their own, `scale` times `count` of them."""
+        first = self.sent
+        self.sent += max(2, int(count * self.scale))
         return [
-            router_pb2.GenerateRequest(generation=generation(next(indices), max_tokens)).SerializeToString()
-            for _ in range(max(2, int(count * scale)))
+            router_pb2.GenerateRequest(generation=generation(index, max_tokens)).SerializeToString()
+            for index in range(first, self.sent)
         ]
 
+    async def wholes(self) -> list[Load]:
+        """Latency of one request at a time, with and without a router; then unstreamed requests."""
+        measure, whole, direct = self.generator.measure, self.generator.whole, self.direct.whole
+        await measure("warm-up", whole, self.bodies(1000, 16), 64, 16)
+        return [
+            await measure("latency, no router", direct, self.bodies(500, 2), 1, 2),
+            await measure("latency, router", whole, self.bodies(500, 2), 1, 2),
+            await measure("whole, 16 tokens", whole, self.bodies(8000, 16), 256, 16),
+            await measure("whole, 512 tokens", whole, self.bodies(8000, 512), 1024, 512),
+        ]
+
+    async def streams(self) -> list[Load]:
+        """Streamed tokens over many concurrent streams."""
+        measure, stream = self.generator.measure, self.generator.stream
+        await measure("warm-up", stream, self.bodies(200, 16), 64, 16)
+        return [await measure("streams, 512 tokens", stream, self.bodies(2000, 512), 512, 512)]
+
+
+async def run(machine: Machine, scale: float, measure: Measure) -> list[Load]:
+    """One measurement on a machine."""
     async with connected(machine) as (generator, direct):
-        await generator.measure("warm-up", generator.whole, bodies(500, 16), 32, 16)
-        return [
-            await generator.measure("latency, no router", direct.whole, bodies(500, 2), 1, 2),
-            await generator.measure("latency, router", generator.whole, bodies(500, 2), 1, 2),
-            await generator.measure("whole, 16 tokens", generator.whole, bodies(6000, 16), 256, 16),
-            await generator.measure("whole, 512 tokens", generator.whole, bodies(4000, 512), 256, 512),
-            await generator.measure("streams, 128 tokens", generator.stream, bodies(3000, 128), 512, 128),
-        ]
+        return await measure(Bench(generator, direct, scale))
+
+
+def measure_all(scale: float, profile: Path | None) -> list[Load]:
+    """Every measurement, each kind on processes of its own; `profile` gets the last kind's."""
+    loads = []
+    kinds: Sequence[tuple[Measure, float]] = ((Bench.streams, STREAM_STEP_S), (Bench.wholes, STEP_S))
+    for measure, step_s in kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            machine = Machine(Path(folder), profile, step_s)
+            try:
+                loads += uvloop.run(run(machine, scale, measure))
+            finally:
+                machine.stop()
+    return loads
 
 
 def table(loads: Sequence[Load]) -> str:
@@ -303,14 +345,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the measurements here")
     parser.add_argument("--profile", type=Path, help="profile the router with cProfile and write it here")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of requests")
-    parser.add_argument("--step-s", type=float, default=0.0, help="time of a decode step of the fake engine")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        machine = Machine(Path(folder), options.profile, options.step_s)
-        try:
-            loads = uvloop.run(run(machine, options.scale))
-        finally:
-            machine.stop()
+    loads = measure_all(options.scale, options.profile)
     print(table(loads))
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(load) for load in loads], indent=2))

@@ -120,14 +120,10 @@ class TokenStream:
         self.wake()
 
     def wake(self) -> None:
-        """Something has come; whoever waits for it gets a turn."""
+        """Something has come."""
         waiter, self.waiter = self.waiter, None
-        if waiter is None or waiter.done():
-            return
-        if self._turnstile is None:
+        if waiter is not None and not waiter.done():
             waiter.set_result(None)
-        else:
-            self._turnstile.push(waiter)
 
     def __aiter__(self) -> "TokenStream":
         return self
@@ -141,6 +137,8 @@ class TokenStream:
                 raise self._error
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
+        if self._turnstile is not None:
+            await self._turnstile.passage()
         token_ids, logprobs = self.token_ids, [e for m in self.logprobs for e in logprobs_from_pb(m)]
         self.token_ids, self.logprobs = [], []
         finish = self.finish

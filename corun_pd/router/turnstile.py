@@ -23,27 +23,37 @@ _TICK_S: Final = 0.002
 
 
 class Turnstile:
-    """Sets futures' results, oldest first."""
+    """Waiters pass in the order in which they came."""
 
     def __init__(self) -> None:
         self._queue: deque[asyncio.Future[None]] = deque()
         self._budget = _BURST
         self._counted_at = time.monotonic()
 
-    def push(self, waiter: "asyncio.Future[None]") -> None:
-        """Sets the future's result, now or when it is its turn."""
+    async def passage(self) -> None:
+        """Returns when it is the caller's turn: at once, while there is budget."""
+        self._count()
+        if not self._queue and self._budget >= 1:
+            self._budget -= 1
+            return
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
         self._queue.append(waiter)
         if len(self._queue) == 1:
-            self._turn()
+            loop.call_later(_TICK_S, self._tick)
+        await waiter
 
-    def _turn(self) -> None:
+    def _count(self) -> None:
         now = time.monotonic()
         self._budget = min(_BURST, self._budget + (now - self._counted_at) * _PER_SECOND)
         self._counted_at = now
+
+    def _tick(self) -> None:
+        self._count()
         while self._queue and self._budget >= 1:
             waiter = self._queue.popleft()
-            if not waiter.done():  # who has gone away costs nothing
+            if not waiter.done():  # one that has gone away costs nothing
                 waiter.set_result(None)
                 self._budget -= 1
         if self._queue:
-            asyncio.get_running_loop().call_later(_TICK_S, self._turn)
+            asyncio.get_running_loop().call_later(_TICK_S, self._tick)

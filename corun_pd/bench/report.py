@@ -65,7 +65,7 @@ def write_result(path: Path, experiment: str, settings: Mapping[str, object], ro
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "command": "corun-pd " + shlex.join(sys.argv[1:]),
         "machine": machine_facts(),
-        "settings": dict(settings),
+        "settings": {name: value for name, value in settings.items() if name != "out"},
         "rows": rows,
     }
     path.write_text(json.dumps(result, indent=2, default=str) + "\n")

@@ -1,5 +1,5 @@
 # Everything a contributor or CI runs. `make setup` is implied by the rest and does nothing the second time.
-.PHONY: help setup demo test test-fast check lint buf stubs check-stubs format clean
+.PHONY: help setup demo test test-fast check lint buf stubs check-stubs tables format clean
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -55,6 +55,7 @@ lint: $(STAMP) buf check-stubs ## Checks format, style, types, import directions
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/results_table.py --check
 
 buf:
 	@command -v npx >/dev/null || { echo "npx is missing: buf, which checks proto/, comes from npm. Install Node.js 20 or newer (https://nodejs.org)." >&2; exit 1; }
@@ -74,6 +75,9 @@ check-stubs: $(PROTO_STAMP)
 	  && $(PROTOC) --python_out="$$fresh" --pyi_out="$$fresh" --grpc_python_out="$$fresh" $(PROTOS:proto/%=%) \
 	  && diff -r --exclude=__init__.py --exclude=__pycache__ "$$fresh/corun_pd/v1" corun_pd/v1 \
 	  || { echo "corun_pd/v1 is not what proto/ gives: run make stubs" >&2; exit 1; }
+
+tables: $(STAMP) ## Makes the README's tables of measurements from bench/results.
+	$(BIN)/python tools/results_table.py
 
 format: $(STAMP) ## Formats code and protos.
 	$(BIN)/ruff format .

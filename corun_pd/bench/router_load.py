@@ -39,10 +39,10 @@ __all__ = ["Load", "main"]
 COMMAND = [sys.executable, "-m", "corun_pd.cli.main"]
 VOCABULARY = 4096
 EOS = "<eos>"
-SLOTS = 1024
+SLOTS = 2048
 
 #: Time of a decode step. Streams get a slower one: the fake instance works for every row that streams.
-STEP_S = 0.001
+STEP_S = 0.002
 STREAM_STEP_S = 0.005
 PROMPT = "The router renders, tokenizes, admits and relays; the engines compute. How much does it cost?"
 
@@ -296,7 +296,7 @@ class Bench:
             await measure("latency, no router", direct, self.bodies(500, 2), 1, 2),
             await measure("latency, router", whole, self.bodies(500, 2), 1, 2),
             await measure("whole, 16 tokens", whole, self.bodies(8000, 16), 256, 16),
-            await measure("whole, 512 tokens", whole, self.bodies(8000, 512), 1024, 512),
+            await measure("whole, 512 tokens", whole, self.bodies(8000, 512), 1536, 512),
         ]
 
     async def streams(self) -> list[Load]:

@@ -12,12 +12,10 @@ __all__ = ["choice_of", "delta_to_pb", "timings_to_pb"]
 def choice_of(index: int, seed: int, deltas: list[Delta], wants_text: bool) -> router_pb2.Choice:
     """A whole sample from all its deltas."""
     last = deltas[-1]
-    token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
     entries = [entry for delta in deltas for entry in delta.logprobs]
-    return router_pb2.Choice(
+    choice = router_pb2.Choice(
         index=index,
-        text="".join(delta.text for delta in deltas) if wants_text else "",
-        token_ids=token_ids,
+        text="".join([delta.text for delta in deltas]) if wants_text else "",
         logprobs=logprobs_to_pb(entries) if entries else None,
         finish_reason=finish_to_pb(last.finish),
         stop_string=last.stop if isinstance(last.stop, str) else None,
@@ -25,6 +23,9 @@ def choice_of(index: int, seed: int, deltas: list[Delta], wants_text: bool) -> r
         seed=seed,
         placement=_placement(last),
     )
+    for delta in deltas:
+        choice.token_ids.extend(delta.token_ids)
+    return choice
 
 
 def delta_to_pb(index: int, seed: int, delta: Delta, wants_text: bool) -> router_pb2.ChoiceDelta:

@@ -139,19 +139,26 @@ class TokenStream:
             await self.waiter
         if self._turnstile is not None:
             await self._turnstile.passage()
-        token_ids, logprobs = self.token_ids, [e for m in self.logprobs for e in logprobs_from_pb(m)]
+        token_ids, messages = self.token_ids, self.logprobs
         self.token_ids, self.logprobs = [], []
         finish = self.finish
         if finish is None:
-            return LegTokens(token_ids, logprobs)
+            return LegTokens(token_ids, _entries(messages))
         self._is_over = True
+        token_ids.extend(finish.token_ids)
+        if finish.HasField("logprobs"):
+            messages.append(finish.logprobs)
         return LegTokens(
-            [*token_ids, *finish.token_ids],
-            [*logprobs, *logprobs_from_pb(finish.logprobs)],
+            token_ids,
+            _entries(messages),
             finish_from_pb(finish.finish_reason),
             finish.stop_token_id if finish.HasField("stop_token_id") else None,
             finish.kv_pulled_byte_count,
         )
+
+
+def _entries(messages: Sequence[sampling_pb2.Logprobs]) -> Sequence[TokenLogprobs]:
+    return [entry for message in messages for entry in logprobs_from_pb(message)] if messages else ()
 
 
 def _dispatch_tokens(

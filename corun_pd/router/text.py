@@ -97,9 +97,7 @@ class TextModel:
 
     async def _encode(self, text: str, special_tokens: bool) -> list[int]:
         def encode() -> list[int]:
-            # encode_batch_fast leaves out the offsets, which nobody reads here.
-            encodings = self._backend.encode_batch_fast([text], add_special_tokens=special_tokens)
-            ids: list[int] = encodings[0].ids
+            ids: list[int] = self._backend.encode(text, add_special_tokens=special_tokens).ids
             return ids
 
         return encode() if len(text) <= _INLINE_CHARACTERS else await asyncio.to_thread(encode)

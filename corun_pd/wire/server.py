@@ -38,6 +38,11 @@ SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # gRPC cancels calls at random when over a thousand wait to be taken from one burst, and those that
+    # have waited for 30 seconds. Bounding what waits is the router's business, with a status that says so.
+    ("grpc.server.max_pending_requests", 1 << 20),
+    ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
+    ("grpc.server_max_unrequested_time_in_server", 3_600),
 )
 
 CHANNEL_OPTIONS: Final = (

@@ -173,3 +173,17 @@ async def test_router_without_instances_is_unavailable_at_once(model_folder: Any
         with pytest.raises(grpc.aio.AioRpcError, match="no instance has joined") as error:
             await stub.Generate(router_pb2.GenerateRequest(generation=generation), timeout=2)
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_burst_of_calls_is_taken_to_the_last(model_folder: Any) -> None:
+    """gRPC's own bound would cancel some of a burst at random; the router answers every one."""
+    async with (
+        running_router(TextModel.load(model_folder), RouterConfig(port=0)) as router,
+        open_channel(router.address) as channel,
+    ):
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        requests = [router_pb2.GenerateRequest(generation=router_pb2.Generation(text="hi"))] * 1800
+        results = await asyncio.gather(*map(stub.Generate, requests), return_exceptions=True)
+        codes = {result.code() for result in results if isinstance(result, grpc.aio.AioRpcError)}
+        assert codes == {grpc.StatusCode.UNAVAILABLE}
+        assert len(results) == 1800

@@ -30,10 +30,11 @@ __all__ = ["Call", "Session"]
 #: Starts gather in one message up to about this size.
 _MESSAGE_BYTES: Final = 4 << 20
 
-#: A message waits for more to go into it: for so many turns of the event loop, and at most so long. Turns
-#: of an idle loop take microseconds; those of a busy one take longer, and then gathering pays the most.
+#: A message waits for more to go into it, turn by turn of the event loop: for so many turns, and at most so
+#: long. A turn that takes less than `_IDLE_TURN_S` had nothing else to do, and nothing more will come.
 _GATHERING_TURNS: Final = 24
 _GATHERING_S: Final = 0.005
+_IDLE_TURN_S: Final = 30e-6
 
 #: The most wire bytes of a token id below 2^21.
 _TOKEN_BYTES: Final = 3
@@ -124,11 +125,7 @@ class Session(ABC, Generic[Request, Response, Leg]):
             while True:
                 await self._more.wait()
                 self._more.clear()
-                deadline = time.monotonic() + _GATHERING_S
-                for _ in range(_GATHERING_TURNS):
-                    await asyncio.sleep(0)
-                    if time.monotonic() > deadline:
-                        break
+                await _gather()
                 while self._outgoing:
                     await self._call.write(self._outgoing.popleft())
 
@@ -170,3 +167,14 @@ class Session(ABC, Generic[Request, Response, Leg]):
     @abstractmethod
     def _dispatch(self, message: Response) -> None:
         """Gives a message's contents to its legs; those that nobody listens to any more are passed over."""
+
+
+async def _gather() -> None:
+    """Returns when the loop is idle, or has had time to gather."""
+    began = turned = time.perf_counter()
+    for _ in range(_GATHERING_TURNS):
+        await asyncio.sleep(0)
+        now = time.perf_counter()
+        if now - turned < _IDLE_TURN_S or now - began > _GATHERING_S:
+            return
+        turned = now

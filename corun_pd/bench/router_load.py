@@ -106,8 +106,8 @@ class Machine:
         write_model(folder)
         self.port = free_port()
         self.folder = folder
-        cores = sorted(os.sched_getaffinity(0))
-        self.router_core, self.other_core = cores[0], cores[-1]
+        self._cores = os.sched_getaffinity(0)
+        self.router_core, self.other_core = min(self._cores), max(self._cores)
         self._config = folder / "cluster.yaml"
         fake = {"decode_step_s": step_s}
         engine = {"kind": "fake", "slots": SLOTS, "fake": fake, "max_model_tokens": 2048}
@@ -137,7 +137,8 @@ class Machine:
         return float(times.user + times.system)
 
     def stop(self) -> None:
-        """Ends the processes, the instances first."""
+        """Ends the processes, the instances first, and gives this one its cores back."""
+        os.sched_setaffinity(0, self._cores)
         for process in (*self.others, self.router):
             process.terminate()
             process.wait(timeout=30)

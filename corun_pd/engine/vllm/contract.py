@@ -13,8 +13,8 @@ from corun_pd.contract import Contract, Setting
 from corun_pd.core import Role
 from corun_pd.engine.vllm.digest import model_digest
 from corun_pd.engine.vllm.environment import CONTRACT_VARIABLES
-from corun_pd.engine.vllm.sampler import RNG_SCHEME
 from corun_pd.engine.vllm.settings import Settings
+from corun_pd.engine.vllm.variates import RNG_SCHEME
 
 __all__ = ["build", "eos_token_ids", "rng_scheme"]
 

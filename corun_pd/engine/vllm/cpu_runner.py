@@ -17,8 +17,9 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from corun_pd.config import Ablation
 from corun_pd.engine.vllm.request import first_tokens_of, seed_of
-from corun_pd.engine.vllm.sampler import ShapeAlignedSampler, mix
+from corun_pd.engine.vllm.sampler import ShapeAlignedSampler
 from corun_pd.engine.vllm.settings import Settings
+from corun_pd.engine.vllm.variates import mix
 
 __all__ = ["CoRunCPUModelRunner"]
 

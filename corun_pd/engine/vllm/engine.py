@@ -7,10 +7,11 @@ hand: free blocks, reservations and leases are read where they are kept.
 
 import asyncio
 import contextlib
+import os
 import queue
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +53,9 @@ class VllmEngine:
         self._loop = asyncio.get_running_loop()
         started: asyncio.Future[EngineInfo] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, args=(started,), name="engine", daemon=True)
-        self._thread.start()
-        self._info = await started
+        with _side_channel_faults(self._loop, started):
+            self._thread.start()
+            self._info = await started
         return self._info
 
     def submit(self, work: LegWork) -> None:
@@ -273,6 +275,28 @@ def _logprobs(row: "EngineCoreOutput", work: LegWork) -> tuple[TokenLogprobs, ..
             columns.logprob_token_ids, columns.logprobs, columns.sampled_token_ranks, strict=True
         )
     )
+
+
+@contextlib.contextmanager
+def _side_channel_faults(
+    loop: asyncio.AbstractEventLoop, started: "asyncio.Future[EngineInfo]"
+) -> Iterator[None]:
+    """Within it, a side channel that cannot listen fails the start; vLLM would wait for it for good."""
+    stock = threading.excepthook
+
+    def hook(fault: threading.ExceptHookArgs) -> None:
+        if fault.thread is not None and fault.thread.name == "nixl_handshake_listener":
+            port = os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]
+            error = SetupError(f"the KV side channel cannot listen on port {port}: {fault.exc_value}")
+            loop.call_soon_threadsafe(lambda: None if started.done() else started.set_exception(error))
+        else:
+            stock(fault)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = stock
 
 
 def _resolve(answer: "asyncio.Future[InstanceLoad]", load: InstanceLoad) -> None:

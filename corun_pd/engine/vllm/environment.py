@@ -4,14 +4,25 @@ Every variable that can change a bit is in `CONTRACT_VARIABLES` and part of the 
 are set here, whatever the shell had, so that two hosts with other profiles run alike.
 """
 
+import errno
+import fcntl
 import os
+import random
 import socket
 import sys
+import tempfile
+from pathlib import Path
+from typing import IO, Final
 
 from corun_pd.config import EngineConfig
 from corun_pd.errors import SetupError
 
-__all__ = ["CONTRACT_VARIABLES", "free_port", "prepare"]
+__all__ = ["CONTRACT_VARIABLES", "claim_port", "prepare"]
+
+#: Where side channels listen: below the ephemeral ports of Linux and the usual services.
+PORTS: Final = range(22000, 24000)
+
+_claims: list[IO[str]] = []
 
 CONTRACT_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -40,18 +51,32 @@ def prepare(config: EngineConfig, host: str) -> None:
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_OMP_THREADS_BIND="nobind",
         VLLM_NIXL_SIDE_CHANNEL_HOST=host,
-        VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port(host)),
+        VLLM_NIXL_SIDE_CHANNEL_PORT=str(claim_port(host)),
         VLLM_NO_USAGE_STATS="1",
         HF_HUB_OFFLINE="1",
     )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 
-def free_port(host: str) -> int:
-    """A free TCP port on `host`. vLLM's side channel hangs for good on a busy one."""
-    with socket.socket() as probe:
+def claim_port(host: str) -> int:
+    """A TCP port of `host` for the KV side channel, claimed for the life of this process.
+
+    vLLM binds it many seconds after it is chosen, so the port lies below those that the system hands out
+    to whoever asks for any, and a lock file keeps other engines of this host off it. Raises SetupError
+    when none is left.
+    """
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        lock = Path(tempfile.gettempdir(), f"corun-pd-port-{port}.lock").open("w")  # noqa: SIM115 - held for good
         try:
-            probe.bind((host, 0))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with socket.socket() as probe:
+                probe.bind((host, port))
+        except BlockingIOError:
+            continue
         except OSError as error:
-            raise SetupError(f"no port can be opened on {host}: {error.strerror}") from error
-        return int(probe.getsockname()[1])
+            if error.errno != errno.EADDRINUSE:
+                raise SetupError(f"no port can be opened on {host}: {error.strerror}") from error
+            continue
+        _claims.append(lock)
+        return port
+    raise SetupError(f"every port from {PORTS.start} to {PORTS.stop - 1} of {host} is taken")

@@ -96,6 +96,9 @@ def make_config(family: str, tokenizer: PreTrainedTokenizerFast) -> PretrainedCo
             "topk_group": 1,
             "moe_intermediate_size": 128,
             "first_k_dense_replace": 1,
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+            "norm_topk_prob": True,
         }
         return DeepseekV3Config(**(small | latent))
     window = {"num_hidden_layers": 6, "head_dim": 64, "sliding_window": 64}

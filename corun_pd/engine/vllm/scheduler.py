@@ -19,6 +19,7 @@ from vllm.v1.request import Request, RequestStatus
 from corun_pd.config import Ablation
 from corun_pd.engine.policy import Candidate, admit_in_order
 from corun_pd.engine.vllm.settings import Settings
+from corun_pd.errors import SetupError
 
 __all__ = ["CoRunScheduler", "CountingScheduler"]
 
@@ -112,6 +113,12 @@ class CoRunScheduler(CountingScheduler):
         self.prefill = self.settings.prefill_policy()
         self.step_tokens = self.max_num_scheduled_tokens
         self.put_off = 0
+        chunk, longest = self.settings.chunk_tokens, self.max_model_len
+        if not self.scheduler_config.enable_chunked_prefill and chunk < longest:
+            raise SetupError(
+                f"engine.prefill.chunk_tokens: {chunk} is below the longest sequence, {longest}, and this "
+                "model's attention on this device takes whole prompts only"
+            )
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """One step: prompts chosen by the policy, or every decode row."""
@@ -146,6 +153,8 @@ class CoRunScheduler(CountingScheduler):
             self.running = rest + self.running
             self.waiting, self.kv_holding_waiting = waiting, holding
         taken = output.total_num_scheduled_tokens
+        if taken != tokens:
+            raise RuntimeError(f"a prefill step of {tokens} tokens was scheduled with {taken}")
         packed = self.settings.prefill_mode != "isolated"
         self._count(taken, self.settings.chunk_tokens if packed else taken, taken)
         return output

@@ -14,8 +14,8 @@ from corun_pd.core import Role
 from corun_pd.engine.vllm.digest import model_digest
 from corun_pd.engine.vllm.environment import CONTRACT_VARIABLES
 from corun_pd.engine.vllm.settings import Settings
-from corun_pd.errors import SetupError
 from corun_pd.engine.vllm.variates import RNG_SCHEME
+from corun_pd.errors import SetupError
 
 __all__ = ["build", "eos_token_ids", "require_sound", "rng_scheme"]
 

@@ -1,0 +1,162 @@
+"""What a step costs: measured on one machine under one contract, kept as JSON.
+
+Times are in seconds, sizes in bytes. A fixed-shape decode step costs the same whatever its rows do, but
+for the KV cache that attention reads; so its cost is a constant of N and a slope over KV tokens. A packed
+prefill step is always T tokens; an isolated one depends on the prompt's length.
+"""
+
+import functools
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from corun_pd.config import Model, describe_validation
+from corun_pd.engine.policy import IsolatedPrefill, PackedPrefill, PrefillPolicy
+from corun_pd.errors import ConfigError
+from corun_pd.planner.curve import Curve
+
+__all__ = ["DecodePoint", "IsolatedCost", "PackedCost", "Profile", "StepCost", "TransferCost", "load_profile"]
+
+PositiveInt = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class IsolatedCost(Model):
+    """Isolated prefill: `prompts` are (tokens, seconds) of whole prompts, in chunks of `chunk_tokens`."""
+
+    mode: Literal["isolated"] = "isolated"
+    chunk_tokens: Annotated[int, Field(ge=3)]
+    prompts: Annotated[tuple[tuple[int, float], ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _points_make_a_curve(self) -> Self:
+        self.curve  # noqa: B018 - its making is the check
+        return self
+
+    @functools.cached_property
+    def curve(self) -> Curve:
+        """Seconds of a whole prompt by its length."""
+        return Curve(tuple(x for x, _ in self.prompts), tuple(y for _, y in self.prompts))
+
+    @property
+    def width(self) -> int | None:
+        """A step is as wide as its tokens."""
+        return None
+
+    def policy(self) -> PrefillPolicy:
+        """What the engines run."""
+        return IsolatedPrefill(self.chunk_tokens)
+
+    def step_s(self, tokens: int, context_pairs: int, end: int) -> float:
+        """A step that takes a prompt's tokens up to `end`: the difference of two whole prompts.
+
+        No step is shorter than the shortest prompt's.
+        """
+        whole = self.curve(end)
+        return whole if tokens == end else max(whole - self.curve(end - tokens), self.curve.ys[0])
+
+
+class PackedCost(Model):
+    """Packed prefill: every step is `chunk_tokens` (T) wide and takes `step_s`.
+
+    `context_pair_s` is added for each pair of a token of the step and a token computed before it, which is
+    what attention to the earlier chunks of a long prompt costs.
+    """
+
+    mode: Literal["packed"] = "packed"
+    chunk_tokens: Annotated[int, Field(ge=3)]
+    full_step_s: PositiveSeconds
+    context_pair_s: Seconds = 0.0
+
+    @property
+    def width(self) -> int | None:
+        """Tokens of every step."""
+        return self.chunk_tokens
+
+    def policy(self) -> PrefillPolicy:
+        """What the engines run."""
+        return PackedPrefill(self.chunk_tokens)
+
+    def step_s(self, tokens: int, context_pairs: int, end: int) -> float:
+        """A step, whatever it holds."""
+        return self.full_step_s + self.context_pair_s * context_pairs
+
+
+class StepCost(NamedTuple):
+    """A decode step at one N: `base_s` and `kv_token_s` for each token of KV cache that is read."""
+
+    base_s: float
+    kv_token_s: float
+
+
+class DecodePoint(Model):
+    """A decode step of `slots` rows."""
+
+    slots: PositiveInt
+    base_s: PositiveSeconds
+    kv_token_s: Seconds = 0.0
+
+
+class TransferCost(Model):
+    """A KV transfer: a latency, and a link that a decode instance's pulls share."""
+
+    latency_s: Seconds
+    bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Profile(Model):
+    """What one instance costs. Raises pydantic's ValidationError for what cannot be a measurement.
+
+    `fingerprint` is of the contract that was measured. `residuals` are the largest relative errors of the
+    model on its own measurements, by what was measured. Decode points rise in slots, and a wider step is
+    never faster.
+    """
+
+    format_version: Literal[1] = 1
+    machine: dict[str, str]
+    versions: dict[str, str]
+    fingerprint: str
+    prefill: Annotated[IsolatedCost | PackedCost, Field(discriminator="mode")]
+    decode: Annotated[tuple[DecodePoint, ...], Field(min_length=1)]
+    kv_bytes_per_token: PositiveInt
+    transfer: TransferCost
+    start_up_s: Seconds
+    residuals: dict[str, Seconds] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _wider_steps_cost_more(self) -> Self:
+        self._base  # noqa: B018 - its making is the check
+        return self
+
+    @functools.cached_property
+    def _base(self) -> Curve:
+        return Curve(tuple(p.slots for p in self.decode), tuple(p.base_s for p in self.decode))
+
+    def decode_step(self, slots: int) -> StepCost:
+        """The decode step of N = `slots`. Raises ConfigError beyond what was measured."""
+        points = self.decode
+        if not points[0].slots <= slots <= points[-1].slots:
+            raise ConfigError(
+                f"slots: {slots} was not measured; the profile has {points[0].slots} to {points[-1].slots}"
+            )
+        at = next(i for i, point in enumerate(points) if slots <= point.slots)
+        right, left = points[at], points[max(at - 1, 0)]
+        part = (slots - left.slots) / (right.slots - left.slots) if right is not left else 0.0
+        slope = left.kv_token_s + (right.kv_token_s - left.kv_token_s) * part
+        return StepCost(self._base(slots), slope)
+
+    def to_json(self) -> str:
+        """The profile as `load_profile` reads it."""
+        return self.model_dump_json(indent=2) + "\n"
+
+
+def load_profile(path: Path) -> Profile:
+    """Reads a profile. Raises ConfigError that names the file, the place and the value."""
+    try:
+        return Profile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {describe_validation(error)}") from error

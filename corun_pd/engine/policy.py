@@ -11,9 +11,20 @@ nothing is ever preempted or recomputed.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-__all__ = ["Candidate", "IsolatedPrefill", "PackedPrefill", "PrefillPolicy", "Share", "admit_in_order"]
+__all__ = [
+    "PATIENCE",
+    "Candidate",
+    "IsolatedPrefill",
+    "PackedPrefill",
+    "PrefillPolicy",
+    "Share",
+    "admit_in_order",
+]
+
+#: Decode steps for which a packed prefill step may be put off until it is fuller.
+PATIENCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ connector as ever. A step holds prompts or decode rows, never both.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
 from vllm.utils.math_utils import cdiv
@@ -17,15 +17,11 @@ from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.request import Request, RequestStatus
 
 from corun_pd.config import Ablation
-from corun_pd.engine.policy import Candidate, admit_in_order
+from corun_pd.engine.policy import PATIENCE, Candidate, admit_in_order
 from corun_pd.engine.vllm.settings import Settings
 from corun_pd.errors import SetupError
 
 __all__ = ["CoRunScheduler", "CountingScheduler"]
-
-
-#: Decode steps for which a packed prefill step may be put off until it is fuller.
-PATIENCE: Final = 16
 
 
 class CountingScheduler(AsyncScheduler):  # type: ignore[misc]

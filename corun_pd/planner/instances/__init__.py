@@ -1,0 +1,1 @@
+"""Simulated instances: prefill, decode and colocated, on the engines' own policy."""

@@ -1,0 +1,75 @@
+"""A cluster to simulate: how many instances of which role, and how big each is."""
+
+import functools
+from dataclasses import dataclass
+
+from corun_pd.core import InstanceInfo, Role
+from corun_pd.errors import ConfigError
+from corun_pd.router.policy import Demand, ever_fits
+
+__all__ = ["Layout"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`prefill` and `decode` instances, or `colocated` ones alone. Raises ConfigError for another mix.
+
+    `slots` is N and `blocks` the KV pool, of each instance. `lookahead` is the router's decode_lookahead.
+    """
+
+    slots: int
+    blocks: int
+    block_tokens: int
+    prefill: int = 0
+    decode: int = 0
+    colocated: int = 0
+    lookahead: int | None = None
+
+    def __post_init__(self) -> None:
+        counts = (self.prefill, self.decode, self.colocated)
+        is_apart = self.prefill > 0 and self.decode > 0 and self.colocated == 0
+        is_whole = self.prefill == 0 and self.decode == 0 and self.colocated > 0
+        if min(counts) < 0 or not (is_apart or is_whole):
+            raise ConfigError(f"layout: {self.words}; it takes prefill and decode instances, or colocated")
+        if min(self.slots, self.blocks, self.block_tokens) < 1 or (self.lookahead or 0) < 0:
+            raise ConfigError(f"layout: slots, blocks and lookahead must be positive: {self}")
+
+    @property
+    def words(self) -> str:
+        """As people name it."""
+        if self.colocated and not self.prefill and not self.decode:
+            return f"{self.colocated} colocated"
+        return f"{self.prefill} prefill, {self.decode} decode"
+
+    def ever_holds(self, demand: Demand) -> bool:
+        """Whether the request fits when nothing else runs. An engine takes a prompt with its first token."""
+        tokens = max(demand.total_tokens, demand.prompt_tokens + 1)
+        return ever_fits(self._any, tokens)
+
+    @functools.cached_property
+    def _any(self) -> list[InstanceInfo]:
+        """All pools are of one size, so one stands for each."""
+        return [self._info(Role.COLOCATED, 0)]
+
+    def infos(self, role: Role) -> list[InstanceInfo]:
+        """The role's instances as the router's policy sees them."""
+        counts = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.COLOCATED: self.colocated}
+        return [self._info(role, index) for index in range(counts[role])]
+
+    def _info(self, role: Role, index: int) -> InstanceInfo:
+        return InstanceInfo(
+            instance_id=f"{role}-{index}",
+            role=role,
+            address="",
+            fingerprint="",
+            settings={},
+            model="",
+            slots=self.slots,
+            blocks=self.blocks,
+            block_tokens=self.block_tokens,
+            max_model_tokens=self.blocks * self.block_tokens,
+            prefill_tokens=0,
+            block_bytes=0,
+            max_logprobs=0,
+            vocabulary=0,
+        )

@@ -1,0 +1,51 @@
+"""What happened to the requests of a simulation."""
+
+from array import array
+from collections.abc import Callable
+
+from corun_pd.core import Edge
+from corun_pd.planner.job import Job
+
+__all__ = ["Observer", "Record"]
+
+#: Told of each edge of each request, by its index in the trace, with the time in seconds.
+Observer = Callable[[Edge, int, float], None]
+
+
+class Record:
+    """Latencies and counts; the edges go to `observer`, which may be None."""
+
+    def __init__(self, observer: Observer | None) -> None:
+        self.ttft_s = array("d")
+        self.tpot_s = array("d")
+        self.finished = 0
+        self.refused = 0
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        self.first_s: float | None = None
+        self.last_s = 0.0
+        self._observer = observer
+
+    def edge(self, edge: Edge, job: Job, at_s: float) -> None:
+        """The request passes an edge of its life."""
+        if edge is Edge.FINISHED:
+            self._finish(job, at_s)
+        elif edge is Edge.FAILED:
+            self.refused += 1
+        if self._observer is not None:
+            self._observer(edge, job.index, at_s)
+
+    def first_token(self, job: Job, at_s: float) -> None:
+        """The client has the first token."""
+        job.first_s = at_s
+        self.ttft_s.append(at_s - job.queued_s)
+
+    def _finish(self, job: Job, at_s: float) -> None:
+        self.finished += 1
+        self.prompt_tokens += job.prompt
+        self.output_tokens += job.output
+        self.last_s = at_s
+        if self.first_s is None or job.queued_s < self.first_s:
+            self.first_s = job.queued_s
+        if job.output > 1:
+            self.tpot_s.append((at_s - job.first_s) / (job.output - 1))

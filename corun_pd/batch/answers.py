@@ -20,10 +20,12 @@ from corun_pd.client import Choice, GenerationResult
 from corun_pd.core import TokenLogprobs
 from corun_pd.errors import CorunError, DeadlineExceeded, InvalidRequest
 
-__all__ = ["MINUS_INFINITY", "encode", "failure_line", "result_line"]
+__all__ = ["MINUS_INFINITY", "encode", "failure_line", "result_line", "status_of"]
 
 #: Stands for a logprob of -inf.
 MINUS_INFINITY: Final = -9999.0
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False)
 
 
 def result_line(work: Work, result: GenerationResult) -> dict[str, Json]:
@@ -52,7 +54,6 @@ def result_line(work: Work, result: GenerationResult) -> dict[str, Json]:
 def failure_line(fingerprint: str, key: bytes, custom_id: str | None, error: CorunError) -> dict[str, Json]:
     """The line of a failure. `key` is what its id is made of, beside the fingerprint."""
     is_request = isinstance(error, InvalidRequest)
-    status = 400 if is_request else 504 if isinstance(error, DeadlineExceeded) else 500
     body: dict[str, Json] = {
         "error": {
             "message": error.message,
@@ -61,12 +62,19 @@ def failure_line(fingerprint: str, key: bytes, custom_id: str | None, error: Cor
             "code": error.reason.lower(),
         }
     }
-    return _line(_name(fingerprint, key), custom_id, status, body)
+    return _line(_name(fingerprint, key), custom_id, status_of(error), body)
+
+
+def status_of(error: CorunError) -> int:
+    """400 for what the request itself is to blame for; 504 and 500 for what another try may answer."""
+    if isinstance(error, InvalidRequest):
+        return 400
+    return 504 if isinstance(error, DeadlineExceeded) else 500
 
 
 def encode(line: dict[str, Json]) -> bytes:
     """Strict JSON in UTF-8, with its line end."""
-    text = json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
+    text = _ENCODER.encode(line)
     # A lone surrogate in a custom_id goes out as it came in: Python's escape of one is JSON's.
     return text.encode("utf-8", "backslashreplace") + b"\n"
 

@@ -104,8 +104,13 @@ OWN: Final[Mapping[Endpoint, frozenset[str]]] = {
 }
 
 
-def body_to_request(endpoint: Endpoint, body: Mapping[str, Json]) -> GenerationRequest:
-    """The request, checked as the client checks it. Raises InvalidRequest that names the body's field."""
+def body_to_request(
+    endpoint: Endpoint, body: Mapping[str, Json], defaults: Options | None = None
+) -> GenerationRequest:
+    """The request, checked as the client checks it. Raises InvalidRequest that names the body's field.
+
+    `defaults` are options that hold where the body does not say otherwise.
+    """
     given = {name: value for name, value in body.items() if value is not None}
     _check_names(endpoint, given)
     options: dict[str, Json | Mapping[int, Json]] = {
@@ -124,7 +129,7 @@ def body_to_request(endpoint: Endpoint, body: Mapping[str, Json]) -> GenerationR
         options["logprobs"] = _chat_logprobs(given)
         options["max_tokens"] = _max_completion_tokens(given)
     try:  # the client checks the types of all it is given
-        return build_request(cast(Prompt | None, prompt), cast(Options, options))
+        return build_request(cast(Prompt | None, prompt), cast(Options, {**(defaults or {}), **options}))
     except InvalidRequest as error:
         raise openai_error(endpoint, body, error) from error
 

@@ -1,118 +1,154 @@
-"""A job: work in, answers out, in the order of the file.
+"""A job: work in, answers out as they come.
 
-Answers come back in any order. Those that wait for an earlier one are held, `window` lines at most from
-the oldest unanswered one on; when a slow line holds up so many, no new line is started until it is
-answered. Nothing here knows of files, so that a journal of finished lines can stand between the source
-and the job: what it has, the job need not run.
+    source ─► look-ahead ─► up to `concurrency` calls ─► answers
+
+Nothing here knows of files. `FileJob` puts a journal of finished lines around it, so that what is
+finished is not run again, and the output is in the order of the input.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
 
-from corun_pd.batch.answers import encode, failure_line, result_line
+from corun_pd.batch.answers import encode, failure_line, result_line, status_of
 from corun_pd.batch.body import openai_error
-from corun_pd.batch.source import Refusal, Served, Work
-from corun_pd.client import AsyncClient, GenerationResult, Usage
+from corun_pd.batch.inputs import InputFiles, as_inputs
+from corun_pd.batch.line import BatchLine, Json
+from corun_pd.batch.order import LookAhead, Order
+from corun_pd.batch.report import Measure, measure_result
+from corun_pd.batch.source import BatchSource, Refusal, Served, Work
+from corun_pd.client import AsyncClient, GenerationResult, Route
 from corun_pd.errors import ContractMismatch, CorunError, InvalidRequest, Overloaded, Unavailable
 
-__all__ = ["Answer", "run_job"]
-
-
-NO_USAGE: Final = Usage(0, 0)
+__all__ = ["Answer", "answer_all", "refusal_answer", "run_job"]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one input line. `data` is its line for the output file, or for the error file."""
+    """The answer to one line. `data` is its line for the output file, or for the error file.
 
+    `index` counts the lines that are not blank from 0, `number` the physical ones from 1. `result` is
+    None when the line failed, and `error` when it did not.
+    """
+
+    index: int
     number: int
     custom_id: str | None
     data: bytes
-    failed: bool
-    usage: Usage = NO_USAGE
-    kv_moved_bytes: int = 0
+    measure: Measure
+    result: GenerationResult | None = None
+    error: CorunError | None = None
 
 
 async def run_job(
-    source: Iterable[Work | Refusal],
+    requests: InputFiles | Path | Iterable[Mapping[str, Json]],
+    client: AsyncClient,
+    *,
+    seed: int = 0,
+    route: Route | None = None,
+    concurrency: int | None = None,
+    order: Order = Order.LONGEST_FIRST,
+    timeout_s: float | None = None,
+    stop: asyncio.Event | None = None,
+) -> AsyncGenerator[Answer, None]:
+    """Answers every request, as the answers come: `index` tells whose each is.
+
+    `requests` is a batch file or several, or mappings of custom_id, method, url and body, taken as they
+    are needed. `concurrency` is how many run at once, twice the fleet's slots unless given; `timeout_s`
+    bounds each. When `stop` is set no further one is started, and the job ends with those under way.
+
+    A request that cannot be served gets its failure as the answer. An outage is no answer: Unavailable
+    and Overloaded, once the client has given up on them, and ContractMismatch, when another contract has
+    come into force, are raised and end the job. Closing the generator cancels what runs.
+    """
+    served = Served.of(await client.describe())
+    source = BatchSource(as_inputs(requests), served, seed=seed, route=route)
+    ahead = LookAhead(iter(source), order, concurrency or served.concurrency)
+    answers = answer_all(ahead, client, served, concurrency or served.concurrency, timeout_s, stop)
+    try:
+        async for answer in answers:
+            yield answer
+    finally:
+        await answers.aclose()
+
+
+async def answer_all(
+    ahead: LookAhead,
     client: AsyncClient,
     served: Served,
-    *,
     concurrency: int,
-    window: int | None = None,
     timeout_s: float | None = None,
+    stop: asyncio.Event | None = None,
 ) -> AsyncGenerator[Answer, None]:
-    """Answers every item of `source`, in its order, with up to `concurrency` requests at once.
+    """`run_job` for lines that were read before."""
+    answers: asyncio.Queue[Answer | None] = asyncio.Queue()
+    # Answers that nobody has taken yet hold up new calls, so that a slow reader bounds what is kept.
+    room = asyncio.Semaphore(2 * concurrency)
 
-    `window` is 16 times that unless given; `timeout_s` bounds each request. A line that cannot be
-    served gets its failure as the answer. An outage is no answer: Unavailable and Overloaded, once the
-    client has given up on them, and ContractMismatch, when another contract has come into force, are
-    raised and end the job. Closing the generator cancels what runs.
-    """
-    left = iter(source)
-    width = window or 16 * concurrency
-    held: deque[asyncio.Task[Answer]] = deque()
-    running = 0
-    outages: list[CorunError] = []
-    wake = asyncio.Event()
+    async def work() -> None:
+        while True:
+            await room.acquire()
+            if (stop is not None and stop.is_set()) or (item := ahead.take()) is None:
+                room.release()
+                return
+            answer = await _answer(item, client, served, timeout_s)
+            if isinstance(item, Work) and answer.result is not None:
+                ahead.learn(item, answer.measure.completion_tokens / len(answer.result.choices))
+            answers.put_nowait(answer)
 
-    async def answer(item: Work | Refusal) -> Answer:
-        nonlocal running
-        try:
-            return await _answer(item, client, served, timeout_s)
-        except CorunError as error:
-            outages.append(error)
-            raise
-        finally:
-            running -= 1
-            wake.set()
-
+    workers = [asyncio.create_task(work()) for _ in range(concurrency)]
+    whole = asyncio.gather(*workers)
+    whole.add_done_callback(lambda _: answers.put_nowait(None))
     try:
-        item = next(left, None)
-        while item or held:
-            while item and running < concurrency and len(held) < width:
-                running += 1
-                held.append(asyncio.create_task(answer(item)))
-                item = next(left, None)
-            wake.clear()
-            while held and held[0].done():
-                yield held.popleft().result()
-            if outages:
-                raise outages[0]
-            if running == concurrency or (held and not held[0].done()):
-                await wake.wait()
+        while (answer := await answers.get()) is not None:
+            room.release()
+            yield answer
+        await _end(workers)
+        while not answers.empty():
+            if (answer := answers.get_nowait()) is not None:
+                yield answer
+        await whole
     finally:
-        for task in held:
-            task.cancel()
-        await asyncio.gather(*held, return_exceptions=True)
+        await _end(workers)
+        await asyncio.gather(whole, return_exceptions=True)
+
+
+async def _end(workers: list["asyncio.Task[None]"]) -> None:
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
 
 
 async def _answer(
     item: Work | Refusal, client: AsyncClient, served: Served, timeout_s: float | None
 ) -> Answer:
     if isinstance(item, Refusal):
-        key = f"{item.number}: {item.error}".encode("utf-8", "backslashreplace")
-        return _failure(served, item.number, item.custom_id, key, item.error)
+        return refusal_answer(item, served)
+    line = item.line
     try:
         result = await client.run(item.request, timeout_s=timeout_s)
         _check_contract(served, result)
     except (Unavailable, Overloaded, ContractMismatch):
         raise
-    except InvalidRequest as error:
-        named = openai_error(item.line.endpoint, item.line.body, error)
-        return _failure(served, item.line.number, item.line.custom_id, item.key, named)
     except CorunError as error:
-        return _failure(served, item.line.number, item.line.custom_id, item.key, error)
-    moved = sum(choice.placement.kv_moved_bytes for choice in result.choices)
+        named = error
+        if isinstance(error, InvalidRequest):
+            named = openai_error(line.endpoint, line.body, error)
+        return _failure(line, item.key, served, named)
     data = encode(result_line(item, result))
-    return Answer(item.line.number, item.line.custom_id, data, False, result.usage, moved)
+    return Answer(line.index, line.number, line.custom_id, data, measure_result(result), result)
 
 
-def _failure(served: Served, number: int, custom_id: str | None, key: bytes, error: CorunError) -> Answer:
-    return Answer(number, custom_id, encode(failure_line(served.fingerprint, key, custom_id, error)), True)
+def refusal_answer(refusal: Refusal, served: Served) -> Answer:
+    """The answer to a bad line; its id is made of where the line is and what is wrong with it."""
+    key = f"{refusal.place}: {refusal.error}".encode("utf-8", "backslashreplace")
+    return _failure(refusal, key, served, refusal.error)
+
+
+def _failure(line: BatchLine | Refusal, key: bytes, served: Served, error: CorunError) -> Answer:
+    data = encode(failure_line(served.fingerprint, key, line.custom_id, error))
+    return Answer(line.index, line.number, line.custom_id, data, Measure(status_of(error)), error=error)
 
 
 def _check_contract(served: Served, result: GenerationResult) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NoReturn
@@ -12,6 +13,9 @@ from corun_pd.errors import InvalidRequest
 __all__ = ["BatchLine", "Endpoint", "Json", "Refusal", "parse_line"]
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+#: How deep arrays and objects may be nested. Stated, since the interpreter's own limit depends on its caller.
+MAX_DEPTH: Final = 128
 
 _KEYS: Final = ("custom_id", "method", "url", "body")
 _LEADING_ID: Final = re.compile(rb'\{\s*"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")')
@@ -26,29 +30,33 @@ class Endpoint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A well-formed line. What its body asks for is `body`'s to judge."""
+    """A well-formed line. What its body asks for is `body`'s to judge. `size` is in bytes."""
 
+    index: int
     number: int
     custom_id: str
     endpoint: Endpoint
     body: dict[str, Json]
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A bad line. `custom_id` is None when it has none that can be told."""
+    """A bad line. `custom_id` is None when it has none that can be told; `place` is for messages."""
 
+    index: int
     number: int
+    place: str
     custom_id: str | None
     error: InvalidRequest
 
     def __str__(self) -> str:
         whose = "no custom_id" if self.custom_id is None else f"custom_id {self.custom_id[:64]!r}"
-        return f"line {self.number} ({whose}): {self.error}"
+        return f"{self.place} ({whose}): {self.error}"
 
 
-def parse_line(raw: RawLine) -> BatchLine | Refusal:
-    """The line, or what is wrong with it: the first fault that is found."""
+def parse_line(raw: RawLine, place: Callable[[int], str]) -> BatchLine | Refusal:
+    """The line, or what is wrong with it: the first fault that is found. `place` names a line's number."""
     custom_id: str | None = None
     try:
         if raw.is_too_long:
@@ -59,26 +67,40 @@ def parse_line(raw: RawLine) -> BatchLine | Refusal:
         custom_id = _custom_id(row)
         if unknown := sorted(row.keys() - set(_KEYS)):
             raise InvalidRequest(unknown[0][:64], f"is not a field of a batch line; {', '.join(_KEYS)} are")
-        return BatchLine(raw.number, custom_id, _endpoint(row), _body(row))
+        return BatchLine(raw.index, raw.number, custom_id, _endpoint(row), _body(row), len(raw.data))
     except InvalidRequest as error:
-        return Refusal(raw.number, custom_id or _leading_id(raw.data), error)
+        whose = custom_id or _leading_id(raw.data)
+        return Refusal(raw.index, raw.number, place(raw.number), whose, error)
 
 
 def _strict_json(data: bytes) -> Json:
     """JSON as the standard has it: UTF-8, no NaN, no key twice in one object."""
     try:
-        value: Json = json.loads(
-            data.decode(), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
-        )
+        value: Json = _DECODER.decode(data.decode())
     except UnicodeDecodeError as error:
         raise InvalidRequest("line", f"is not UTF-8: {error.reason} at byte {error.start}") from None
     except json.JSONDecodeError as error:
         raise InvalidRequest("line", f"is not JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
-        raise InvalidRequest("line", "is nested too deeply") from None
+        raise _too_deep() from None
     except ValueError as error:  # a number of thousands of digits
         raise InvalidRequest("line", f"has a number that is too long: {error}") from None
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
+        raise _too_deep()
     return value
+
+
+def _is_deeper(value: Json, limit: int) -> bool:
+    """Whether arrays and objects are nested deeper; found without recursion."""
+    level = [value]
+    for _ in range(limit):
+        nested = [item for item in level if isinstance(item, dict | list)]
+        level = [child for item in nested for child in (item.values() if isinstance(item, dict) else item)]
+    return any(isinstance(item, dict | list) for item in level)
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest("line", f"is nested deeper than {MAX_DEPTH} levels")
 
 
 def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
@@ -94,6 +116,9 @@ def _refuse_constant(name: str) -> NoReturn:
     raise InvalidRequest("line", f"is not JSON: {name} is no JSON number")
 
 
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+
+
 def _custom_id(row: dict[str, Json]) -> str:
     value = _required(row, "custom_id")
     if not isinstance(value, str) or not value:
@@ -105,9 +130,10 @@ def _endpoint(row: dict[str, Json]) -> Endpoint:
     if (method := _required(row, "method")) != "POST":
         raise InvalidRequest("method", f"must be POST, not {_show(method)}")
     url = _required(row, "url")
-    if url not in list(Endpoint):
-        raise InvalidRequest("url", f"must be one of {', '.join(Endpoint)}, not {_show(url)}")
-    return Endpoint(str(url))
+    try:
+        return Endpoint(url)  # type: ignore[arg-type]
+    except ValueError:
+        raise InvalidRequest("url", f"must be one of {', '.join(Endpoint)}, not {_show(url)}") from None
 
 
 def _body(row: dict[str, Json]) -> dict[str, Json]:

@@ -1,8 +1,8 @@
 """The physical lines of a batch file, one at a time.
 
 UTF-8, with or without a byte order mark; LF or CRLF; blank lines are counted and left out; the last
-line may lack its end. Other encodings and compressed files are refused by name. Memory is bounded by
-the longest line that is allowed.
+line may lack its end. gzip and zstd are unpacked on the way; other encodings are refused by name. Memory
+is bounded by the longest line that is allowed.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from corun_pd.batch.compression import open_content
 from corun_pd.errors import SetupError
 
 __all__ = ["MAX_LINE_BYTES", "RawLine", "Reader"]
@@ -26,8 +27,8 @@ _SIGNATURES: Final = (
     (b"\x00\x00\xfe\xff", "UTF-32"),
     (b"\xff\xfe", "UTF-16"),
     (b"\xfe\xff", "UTF-16"),
-    (b"\x1f\x8b", "gzip"),
-    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"\x1f\x8b", "gzip within gzip or zstd"),
+    (b"\x28\xb5\x2f\xfd", "zstd within gzip or zstd"),
     (b"\xfd7zXZ", "xz"),
     (b"BZh", "bzip2"),
     (b"PK\x03\x04", "zip"),
@@ -36,19 +37,31 @@ _SIGNATURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RawLine:
-    """A line that is not blank, by its physical number from 1. `data` is its head when it is too long."""
+    """A line that is not blank. `data` is its head when it is too long.
 
+    `number` is physical, from 1, and `index` counts from 0 the lines that are not blank; both run on
+    through all files of a job.
+    """
+
+    index: int
     number: int
     data: bytes
     is_too_long: bool = False
 
 
 class Reader:
-    """One pass over a file. `sha256` is that of the bytes read so far, of the whole file at the end."""
+    """One pass over a file, whose first line has `index` and `number`.
 
-    def __init__(self, path: Path) -> None:
+    `sha256` is that of the content read so far, of the whole content at the end; of what is unpacked,
+    when the file is packed.
+    """
+
+    def __init__(self, path: Path, index: int = 0, number: int = 1) -> None:
         self._path = path
+        self._index = index
+        self._first = number
         self._hash = hashlib.sha256()
+        self.line_count = 0
 
     @property
     def sha256(self) -> str:
@@ -57,17 +70,15 @@ class Reader:
 
     def __iter__(self) -> Iterator[RawLine]:
         """Raises SetupError, naming the file, when it cannot be read or is not UTF-8 text."""
-        try:
-            with self._path.open("rb") as file:
-                yield from self._lines(file)
-        except OSError as error:
-            raise SetupError(f"{self._path}: {error.strerror}") from error
+        with open_content(self._path) as file:
+            yield from self._lines(file)
 
     def _lines(self, file: BinaryIO) -> Iterator[RawLine]:
-        number = 0
+        index, number = self._index, self._first - 1
         while data := self._read(file, MAX_LINE_BYTES + 2):
             number += 1
-            if number == 1:
+            self.line_count += 1
+            if number == self._first:
                 self._refuse_other_encodings(data[:8])
                 data = data.removeprefix(b"\xef\xbb\xbf")
             is_too_long = len(data.rstrip(b"\r\n")) > MAX_LINE_BYTES
@@ -76,7 +87,8 @@ class Reader:
                 while end and end != b"\n":
                     end = self._read(file, 1 << 20)[-1:]
             if data := data.strip(b" \t\r\n"):
-                yield RawLine(number, data, is_too_long)
+                yield RawLine(index, number, data, is_too_long)
+                index += 1
 
     def _read(self, file: BinaryIO, limit: int) -> bytes:
         data = file.readline(limit)

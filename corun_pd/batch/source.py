@@ -1,29 +1,32 @@
-"""A batch file as work: every line becomes a request that can be sent, or a refusal."""
+"""Lines as work: each becomes a request that can be sent, or a refusal."""
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from corun_pd.batch.body import body_to_request
+from corun_pd.batch.inputs import InputFiles, Inputs
 from corun_pd.batch.line import BatchLine, Json, Refusal, parse_line
-from corun_pd.batch.reader import Reader
-from corun_pd.client import Fleet, GenerationRequest, Route
+from corun_pd.client import Fleet, GenerationRequest, Options, Route
 from corun_pd.core import Role
 from corun_pd.errors import InvalidRequest, SetupError, Unavailable
 
 __all__ = ["BatchSource", "Refusal", "Served", "Work"]
 
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False).encode
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the fleet serves: its fingerprint, its model's names and how many samples run at once."""
+    """What the fleet serves: its contract, its model's names and how many samples run at once."""
 
     fingerprint: str
     models: tuple[str, ...]
     slots: int
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, fleet: Fleet) -> Self:
@@ -33,7 +36,13 @@ class Served:
         instances = [member.instance for member in fleet.members]
         names = {name for instance in instances for name in (instance.model, Path(instance.model).name)}
         slots = sum(instance.slots for instance in instances if instance.role is not Role.PREFILL)
-        return cls(fleet.fingerprint, tuple(sorted(names, key=len)), slots)
+        models = tuple(sorted(names, key=lambda name: (len(name), name)))
+        return cls(fleet.fingerprint, models, slots, fleet.settings)
+
+    @property
+    def concurrency(self) -> int:
+        """Requests to have under way, so that no slot waits for the job."""
+        return max(8, 2 * self.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,48 +55,86 @@ class Work:
 
 
 class BatchSource:
-    """Iterating makes a pass over the file; `sha256` is that of the last whole pass.
+    """Iterating makes a pass over the inputs that checks every line.
 
-    Beside the longest line, a pass keeps some hundred bytes for each line that it has seen, to find a
-    custom_id that comes again: its first line keeps it, and later ones are refused.
+    Beside the longest line, it keeps about 150 bytes for each line that it has seen, to find a custom_id
+    that comes again: its first line keeps it, and later ones are refused. Every pass must find what the
+    first one found.
     """
 
-    def __init__(self, path: Path, served: Served, *, seed: int = 0, route: Route | None = None) -> None:
-        self.path = path
+    def __init__(
+        self, inputs: Inputs | Path, served: Served, *, seed: int = 0, route: Route | None = None
+    ) -> None:
+        self.inputs = InputFiles(inputs) if isinstance(inputs, Path) else inputs
         self.served = served
         self.seed = seed
         self.route = route
-        self.sha256: str | None = None
+        self._digests: tuple[str, ...] | None = None
 
     def __iter__(self) -> Iterator[Work | Refusal]:
-        """Raises SetupError for a file that cannot be read, or that is not the one of the last pass."""
-        reader = Reader(self.path)
-        owners: dict[bytes, int] = {}
-        seen = 0
-        for seen, raw in enumerate(reader, 1):  # noqa: B007 - how many there were
-            item = parse_line(raw)
-            if item.custom_id is not None:
-                owner = owners.setdefault(_digest(item.custom_id), item.number)
-                if isinstance(item, BatchLine) and owner != item.number:
-                    error = InvalidRequest("custom_id", f"is that of line {owner}, too")
-                    item = Refusal(item.number, item.custom_id, error)
+        """Raises SetupError for inputs that cannot be read, or that are not those of the last pass."""
+        for item in self._lines():
             yield self._work(item) if isinstance(item, BatchLine) else item
-        if not seen:
-            raise SetupError(f"{self.path}: has no lines, or blank ones alone")
-        if self.sha256 not in (None, reader.sha256):
-            raise SetupError(f"{self.path}: was changed while the job ran")
-        self.sha256 = reader.sha256
+
+    def check(self) -> Iterator[Refusal | None]:
+        """The same pass for its refusals alone; None stands for a good line."""
+        for item in self._lines():
+            try:
+                if isinstance(item, BatchLine):
+                    self._request(item)
+                    yield None
+                else:
+                    yield item
+            except InvalidRequest as error:
+                yield self._refusal(item, error)
+
+    def remaining(self, is_finished: Callable[[int], bool]) -> Iterator[Work]:
+        """A later pass: the work of the lines that are not finished, by index.
+
+        Finished lines are not even parsed. Refused ones must be among them. Raises SetupError for inputs
+        that are not those of the last pass.
+        """
+        for raw in self.inputs:
+            if is_finished(raw.index):
+                continue
+            item = parse_line(raw, self.inputs.place)
+            work = self._work(item) if isinstance(item, BatchLine) else item
+            if isinstance(work, Refusal):
+                raise self._changed()
+            yield work
+        self._require_same()
+
+    def _lines(self) -> Iterator[BatchLine | Refusal]:
+        owners: dict[bytes, int] = {}
+        has_lines = False
+        for raw in self.inputs:
+            has_lines = True
+            item = parse_line(raw, self.inputs.place)
+            if item.custom_id is not None:
+                name = hashlib.sha256(item.custom_id.encode("utf-8", "surrogatepass")).digest()[:16]
+                owner = owners.setdefault(name, raw.number)
+                if isinstance(item, BatchLine) and owner != raw.number:
+                    twice = InvalidRequest("custom_id", f"is that of {self.inputs.place(owner)}, too")
+                    item = self._refusal(item, twice)
+            yield item
+        if not has_lines:
+            raise SetupError(f"{self.inputs}: no lines, or blank ones alone")
+        self._require_same()
 
     def _work(self, line: BatchLine) -> Work | Refusal:
-        key = _digest([self.seed, line.custom_id, line.endpoint.value, line.body])
-        try:
-            self._check_model(line.body.get("model"))
-            request = body_to_request(line.endpoint, line.body)
-        except InvalidRequest as error:
-            return Refusal(line.number, line.custom_id, error)
+        text = _CANONICAL([self.seed, line.custom_id, line.endpoint.value, line.body])
+        key = hashlib.sha256(text.encode()).digest()
         # Below 2^62, so that seed + i is a seed for every sample i.
-        seed = int.from_bytes(key[:8], "big") >> 2 if request.seed is None else request.seed
-        return Work(line, replace(request, seed=seed, route=self.route, generation_id=key.hex()[:24]), key)
+        seed = int.from_bytes(key[:8], "big") >> 2
+        try:
+            return Work(line, self._request(line, seed, key.hex()[:24]), key)
+        except InvalidRequest as error:
+            return self._refusal(line, error)
+
+    def _request(self, line: BatchLine, seed: int = 0, generation_id: str = "") -> GenerationRequest:
+        self._check_model(line.body.get("model"))
+        defaults: Options = {"seed": seed, "route": self.route, "generation_id": generation_id}
+        return body_to_request(line.endpoint, line.body, defaults)
 
     def _check_model(self, model: Json) -> None:
         if model is None:
@@ -95,7 +142,13 @@ class BatchSource:
         if model not in self.served.models:
             raise InvalidRequest("model", f"is {model!r:.80}; {self.served.models[0]!r} is served")
 
+    def _refusal(self, line: BatchLine | Refusal, error: InvalidRequest) -> Refusal:
+        return Refusal(line.index, line.number, self.inputs.place(line.number), line.custom_id, error)
 
-def _digest(value: Json) -> bytes:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).digest()
+    def _require_same(self) -> None:
+        if self._digests not in (None, self.inputs.digests):
+            raise self._changed()
+        self._digests = self.inputs.digests
+
+    def _changed(self) -> SetupError:
+        return SetupError(f"{self.inputs}: was changed while the job ran")

@@ -1,90 +1,50 @@
-"""`corun-pd run-batch`: an OpenAI batch file in, answers in input order out."""
+"""`corun-pd run-batch`: lines of OpenAI's batch format in, answers in input order out."""
 
 import asyncio
+import signal
 import sys
-from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import click
 import orjson
+import uvloop
 from rich.console import Console
 
-from corun_pd.batch import BatchSource, OutputFiles, Refusal, Served, Tally, run_job
-from corun_pd.batch.report import summary_table
+from corun_pd.batch import FileJob, InputFiles, JobOptions, Order, OutputFiles
+from corun_pd.batch.disk import disk_errors
+from corun_pd.batch.journal import journal_path
+from corun_pd.batch.line import Json
+from corun_pd.batch.spool import spool, spool_path
+from corun_pd.batch.table import summary_table
 from corun_pd.cli.options import router_option
 from corun_pd.cli.progress import Progress
 from corun_pd.client import AsyncClient, RetryPolicy, Route
 from corun_pd.core import SEED_LIMIT
-from corun_pd.errors import SetupError
+from corun_pd.errors import Cancelled, SetupError
 
 __all__ = ["run_batch"]
 
-SOME_FAILED = 1
-INTERRUPTED = 130
+SOME_FAILED: Final = 1
+INTERRUPTED: Final = 130
+
+STDIN: Final = Path("-")
 
 #: A job outlives a router's restart: some four minutes of outage.
-RETRY = RetryPolicy(max_attempts=60)
-
-
-@dataclass(slots=True)
-class _Job:
-    """A run of the command. `tally` is None until the file has been checked."""
-
-    source: Path
-    files: OutputFiles
-    seed: int
-    route: Route | None
-    concurrency: int | None
-    timeout_s: float | None
-    console: Console
-    tally: Tally | None = None
-    inputs: BatchSource | None = None
-
-    async def run(self, router: str) -> None:
-        """Checks every line, then runs the good ones."""
-        async with AsyncClient(router, retry=RETRY) as client:
-            served = Served.of(await client.describe(timeout_s=10))
-            self.inputs = BatchSource(self.source, served, seed=self.seed, route=self.route)
-            self.tally = self._check(self.inputs)
-            concurrency = self.concurrency or max(8, 2 * served.slots)
-            answers = run_job(self.inputs, client, served, concurrency=concurrency, timeout_s=self.timeout_s)
-            with Progress(self.tally, self.console) as progress, self.files:
-                async with aclosing(answers):
-                    async for answer in answers:
-                        self.files.write(answer)
-                        self.tally.add(answer)
-                        progress.update()
-                self.files.finish()
-
-    def _check(self, inputs: BatchSource) -> Tally:
-        total = refused = 0
-        for item in inputs:
-            total += 1
-            if isinstance(item, Refusal):
-                refused += 1
-                click.echo(f"refused: {item}".encode("utf-8", "backslashreplace"), err=True)
-        if refused:
-            click.echo(f"{refused} of {total} lines are refused; the others run", err=True)
-        return Tally(total, refused)
-
-    def summary(self, tally: Tally, inputs: BatchSource) -> dict[str, str | int | float]:
-        """What was read, done and written."""
-        return {
-            **tally.as_json(),
-            "seed": self.seed,
-            "system_fingerprint": inputs.served.fingerprint,
-            "input": str(self.source),
-            "input_sha256": inputs.sha256 or "",
-            "output": str(self.files.out.path),
-            "output_sha256": self.files.out.sha256,
-            "errors": str(self.files.errors.path),
-            "errors_sha256": self.files.errors.sha256,
-        }
+RETRY: Final = RetryPolicy(max_attempts=60)
 
 
 @click.command("run-batch")
-@click.option("-i", "--input", "source", type=click.Path(path_type=Path), required=True, metavar="FILE")
+@click.option(
+    "-i",
+    "--input",
+    "sources",
+    type=click.Path(path_type=Path),
+    required=True,
+    multiple=True,
+    metavar="FILE",
+    help="Plain, gzip or zstd; - is standard input. May be given again.",
+)
 @click.option("-o", "--output", "out", type=click.Path(path_type=Path), required=True, metavar="FILE")
 @click.option(
     "--errors", type=click.Path(path_type=Path), metavar="FILE", help="Failures.  [default: OUT.errors.jsonl]"
@@ -105,8 +65,18 @@ class _Job:
 @click.option(
     "--timeout-s", type=click.FloatRange(0, min_open=True), help="The longest that a line may take."
 )
+@click.option(
+    "--keep-order",
+    is_flag=True,
+    help="Start lines in input order, not the longest first; answers are either way.",
+)
+@click.option(
+    "--accept-new-contract",
+    is_flag=True,
+    help="Drop what a job of another contract, input or seed has left at the output, and start over.",
+)
 def run_batch(
-    source: Path,
+    sources: tuple[Path, ...],
     out: Path,
     errors: Path | None,
     summary: Path | None,
@@ -115,36 +85,96 @@ def run_batch(
     route: Route | None,
     concurrency: int | None,
     timeout_s: float | None,
+    keep_order: bool,
+    accept_new_contract: bool,
 ) -> None:
-    """Runs a file of /v1/completions and /v1/chat/completions lines in OpenAI's batch format.
+    """Runs files of /v1/completions and /v1/chat/completions lines in OpenAI's batch format.
 
     Every line is checked before any is run. Bad lines are listed and get a 400 line in the error file;
     the others run. Answers are in the order of the input, and the same bytes on every run under one
     contract and --seed. Files have the suffix .part until every line is answered.
 
+    A job that was stopped, by Ctrl-C or kill -9, goes on when the same command is given again: what is
+    finished is in OUT.journal. Ctrl-C (or SIGTERM) once ends the lines under way and starts no others;
+    twice stops at once.
+
     Exit codes: 0 every line succeeded; 1 some failed; 2 the job could not run to its end; 130 it was
     interrupted.
     """
     files = OutputFiles(out, errors)
-    if len({source.resolve(), files.out.path.resolve(), files.errors.path.resolve()}) < 3:
-        raise SetupError(f"{source}: input, output and errors must be three files")
-    job = _Job(source, files, seed, route, concurrency, timeout_s, Console(stderr=True))
+    paths = [path.resolve() for path in (*sources, files.out.path, files.errors.path)]
+    if len(set(paths)) < len(paths):
+        raise SetupError(f"{out}: each input, output and errors must be a file of its own")
+    order = Order.INPUT if keep_order else Order.LONGEST_FIRST
+    options = JobOptions(seed, route, concurrency, order, timeout_s, accept_new_contract)
     try:
-        asyncio.run(job.run(router))
-    except KeyboardInterrupt:
-        click.echo("interrupted; what was answered is in the .part files", err=True)
-        sys.exit(INTERRUPTED)
-    finally:
-        _report(job, summary)
-    if job.tally is not None and job.tally.failed:
-        sys.exit(SOME_FAILED)
+        with files:
+            if STDIN in sources:
+                stdin = spool(sys.stdin.buffer, out, start_over=accept_new_contract)
+                sources = tuple(stdin if path == STDIN else path for path in sources)
+            try:
+                code = uvloop.run(_run(InputFiles(*sources), files, router, options, summary))
+            finally:
+                if files.is_ended or not journal_path(out).exists():
+                    spool_path(out).unlink(missing_ok=True)
+    except KeyboardInterrupt:  # before the job listened to signals
+        code = INTERRUPTED
+    sys.exit(code)
 
 
-def _report(job: _Job, path: Path | None) -> None:
-    """The summary, also of a job that was stopped; nothing for one that had not begun."""
-    if job.tally is None or job.inputs is None:
-        return
-    summary = job.summary(job.tally, job.inputs)
-    click.echo(summary_table(summary), err=True)
-    if path is not None:
+async def _run(
+    inputs: InputFiles, files: OutputFiles, router: str, options: JobOptions, path: Path | None
+) -> int:
+    stop = asyncio.Event()
+    async with AsyncClient(router, retry=RETRY) as client:
+        job = FileJob(inputs, files, client, options, stop=stop, say=_say)
+        task = asyncio.create_task(_finish(job, path))
+        _on_signals(task, stop)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not stop.is_set():
+                raise
+        except Cancelled as error:
+            _say(error.message)
+    if stop.is_set() and (job.tally.unanswered or not job.tally.total):
+        _say("interrupted; the same command goes on with what is missing")
+        return INTERRUPTED
+    return SOME_FAILED if job.tally.failed else 0
+
+
+async def _finish(job: FileJob, path: Path | None) -> None:
+    """Runs the job, and reports it however it ends once it has begun."""
+    async with job:
+        try:
+            with Progress(job.tally, Console(stderr=True)) as progress:
+                async for _ in job.answers():
+                    progress.update()
+        finally:
+            summary = await job.summary()
+            click.echo(summary_table(summary), err=True)
+            if path is not None:
+                _write(path, summary)
+
+
+def _write(path: Path, summary: dict[str, Json]) -> None:
+    with disk_errors(path):
         path.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def _on_signals(task: "asyncio.Task[None]", stop: asyncio.Event) -> None:
+    """The first signal drains, the second one ends the task at once."""
+
+    def on_signal() -> None:
+        if stop.is_set():
+            task.cancel()
+        else:
+            stop.set()
+            _say("stopping: lines under way are ended, no others are started; once more stops at once")
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+
+
+def _say(text: str) -> None:
+    click.echo(text.encode("utf-8", "backslashreplace"), err=True)

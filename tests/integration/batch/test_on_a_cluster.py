@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from corun_pd.batch import Answer, BatchSource, Served, run_job
+from corun_pd.batch import Answer, run_job
 from corun_pd.client import AsyncClient, GenerationResult, Options, Route
 from corun_pd.errors import DeadlineExceeded, InvalidRequest
 from tests.integration.conftest import Cluster, MakeCluster
@@ -27,11 +27,9 @@ BODIES: list[dict[str, Any]] = [
 async def run_file(
     client: AsyncClient, path: Path, *, route: Route | None = None, concurrency: int = 16
 ) -> list[Answer]:
-    """A job's answers."""
-    served = Served.of(await client.describe())
-    source = BatchSource(path, served, route=route)
-    async with aclosing(run_job(source, client, served, concurrency=concurrency)) as answers:
-        return [answer async for answer in answers]
+    """A job's answers, in the file's order."""
+    async with aclosing(run_job(path, client, route=route, concurrency=concurrency)) as answers:
+        return sorted([answer async for answer in answers], key=lambda answer: answer.index)
 
 
 def model_of(cluster: Cluster) -> str:
@@ -61,11 +59,11 @@ async def test_one_file_gives_the_same_bytes_on_every_route_and_at_every_concurr
             for route, concurrency in ((Route.DISAGGREGATED, 16), (Route.COLOCATED, 1), (None, 5))
         ]
         await cluster.until_idle()
-    assert not any(answer.failed for answer in runs[0]), [a.data for a in runs[0] if a.failed]
+    assert all(answer.error is None for answer in runs[0]), [a.error for a in runs[0] if a.error]
     for other in runs[1:]:
         assert [answer.data for answer in other] == [answer.data for answer in runs[0]]
-    assert sum(answer.kv_moved_bytes for answer in runs[0]) > 0
-    assert sum(answer.kv_moved_bytes for answer in runs[1]) == 0
+    assert sum(answer.measure.kv_moved_bytes for answer in runs[0]) > 0
+    assert sum(answer.measure.kv_moved_bytes for answer in runs[1]) == 0
 
 
 @pytest.mark.parametrize("body", BODIES, ids=str)

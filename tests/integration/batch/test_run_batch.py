@@ -1,12 +1,16 @@
 """`run-batch` and `generate` as users run them, against a router of the test's own (C15 to C18)."""
 
 import asyncio
+import gzip
 import hashlib
 import json
+import re
 import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from corun_pd.errors import InvalidRequest
 from tests.integration.client.fake_router import CONTRACT, serve_router
@@ -94,7 +98,7 @@ async def test_every_line_is_answered_once_in_order_and_the_same_on_every_run(tm
     assert counts["kv_moved_byte_count"] == 10 * 6
     assert counts["output_sha256"] == hashlib.sha256((tmp_path / "out.jsonl").read_bytes()).hexdigest()
     assert counts["output_sha256"] in err
-    assert counts["input_sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert counts["inputs"][0]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 async def test_a_windows_file_runs_whole(tmp_path: Path) -> None:
@@ -123,26 +127,119 @@ async def test_nothing_is_sent_before_every_line_is_checked(tmp_path: Path) -> N
         await process.wait()
 
 
-async def test_ctrl_c_leaves_honest_counts(tmp_path: Path) -> None:
-    """Exit 130; what was answered is counted and kept; calls under way are cancelled."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_drains_and_a_second_one_stops_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    """Exit 130; what was answered is counted and kept, behind the line that hangs too; calls end."""
     lines = [make_line(f"id-{i}", prompt="hang" if i == 30 else "quick") for i in range(100)]
     path = write_lines(tmp_path / "in.jsonl", *lines)
     summary, part = tmp_path / "summary.json", tmp_path / "out.jsonl.part"
     async with serve_router() as router:
-        process = await start(
+        command = (
             "run-batch", "-i", path, "-o", tmp_path / "out.jsonl", "--router", router.address,
             "--concurrency", 4, "--summary", summary,
         )  # fmt: skip
-        await router.until(lambda: part.exists() and part.read_bytes().count(b"\n") == 30)
-        process.send_signal(signal.SIGINT)
+        process = await start(*command)
+        await router.until(lambda: len(router.requests) == 100 and part.read_bytes().count(b"\n") == 30)
+        process.send_signal(number)
+        assert process.stderr is not None
+        assert b"stopping" in await process.stderr.readline()
+        assert router.running == 1  # it drains
+        process.send_signal(number)
         code, _, err = await finish(process)
         await router.until(lambda: router.running == 0)
-    assert code == 130
-    assert "Traceback" not in err
-    counts = json.loads(summary.read_text())
-    assert (counts["completed_count"], counts["failed_count"], counts["unanswered_count"]) == (30, 0, 70)
-    assert [row["custom_id"] for row in rows(part)] == [f"id-{i}" for i in range(30)]
-    assert not (tmp_path / "out.jsonl").exists()
+        assert code == 130
+        assert "Traceback" not in err
+        counts = json.loads(summary.read_text())
+        assert (counts["completed_count"], counts["failed_count"], counts["unanswered_count"]) == (99, 0, 1)
+        assert [row["custom_id"] for row in rows(part)] == [f"id-{i}" for i in range(30)]
+        assert not (tmp_path / "out.jsonl").exists()
+        router.texts["hang"] = "quick"
+        assert (await run(*command))[0] == 0
+        assert len(router.requests) == 101
+    assert [row["custom_id"] for row in rows(tmp_path / "out.jsonl")] == [f"id-{i}" for i in range(100)]
+
+
+async def test_a_drained_job_goes_on(tmp_path: Path) -> None:
+    """One signal: lines under way are ended and kept, and no others are begun."""
+    path = write_lines(tmp_path / "in.jsonl", *(make_line(f"id-{i}", prompt="slow") for i in range(40)))
+    async with serve_router() as router:
+        out = tmp_path / "out.jsonl"
+        command = ("run-batch", "-i", path, "-o", out, "--router", router.address, "--concurrency", 4)
+        process = await start(*command)
+        await router.until(lambda: len(router.requests) >= 6)
+        process.send_signal(signal.SIGINT)
+        code, _, err = await finish(process)
+        assert code == 130
+        sent = len(router.requests)
+        assert sent < 40
+        assert f"completed_count             {sent}" in err
+        assert (await run(*command))[0] == 0
+        assert len(router.requests) == 40
+
+
+async def test_kill_9_loses_no_finished_line(tmp_path: Path) -> None:
+    """Killed at 60 % while the slowest line runs: what is finished is not run again, and no byte differs."""
+    lines = [make_line(f"id-{i}", prompt="hang" if i == 49 else f"p{i}") for i in range(100)]
+    lines[2]["method"] = "GET"
+    path = write_lines(tmp_path / "in.jsonl", *lines)
+    async with serve_router() as router:
+        router.delay_s = 0.01
+
+        def command(out: str) -> tuple[object, ...]:
+            return (
+                "run-batch",
+                "-i",
+                path,
+                "-o",
+                tmp_path / out,
+                "--router",
+                router.address,
+                "--concurrency",
+                4,
+            )
+
+        process = await start(*command("out.jsonl"))
+        await router.until(lambda: len(router.requests) >= 60)
+        process.kill()
+        await finish(process)
+        await router.until(lambda: router.running == 0)
+        sent = len(router.requests)
+        router.texts["hang"] = "p49"
+        assert (await run(*command("out.jsonl")))[0] == 1
+        assert len(router.requests) <= 99 + 4 + (sent > 60) * 4
+        assert (await run(*command("whole.jsonl")))[0] == 1
+    for suffix in ("", ".errors"):
+        assert (tmp_path / f"out{suffix}.jsonl").read_bytes() == (
+            tmp_path / f"whole{suffix}.jsonl"
+        ).read_bytes()
+    assert [row["custom_id"] for row in rows(tmp_path / "out.jsonl")] == [
+        f"id-{i}" for i in range(100) if i != 2
+    ]
+
+
+async def test_standard_input_several_files_and_packed_ones(tmp_path: Path) -> None:
+    """All of them one job; a restart takes what standard input was from its copy."""
+    first = write_lines(tmp_path / "a.jsonl", make_line("a"), make_line("fails"))
+    second = tmp_path / "b.jsonl.gz"
+    second.write_bytes(gzip.compress(json.dumps(make_line("b")).encode()))
+    out = tmp_path / "out.jsonl"
+    async with serve_router() as router:
+        command = ("run-batch", "-i", first, "-i", "-", "-i", second, "-o", out, "--router", router.address)
+        stdin = json.dumps(make_line("stdin", prompt="hang")) + "\n"
+        process = await start(*command)
+        assert process.stdin is not None
+        process.stdin.write(stdin.encode())
+        process.stdin.close()
+        part = tmp_path / "out.jsonl.part"
+        await router.until(lambda: part.exists() and part.read_bytes().count(b"\n") == 2)
+        process.kill()
+        await process.wait()
+        router.texts["hang"] = "quick"
+        code, _, err = await run(*command)
+        assert code == 0, err
+        assert re.search("going on: [23] of 4 lines are finished", err)
+    assert [row["custom_id"] for row in rows(out)] == ["a", "fails", "stdin", "b"]
+    assert not (tmp_path / "out.jsonl.stdin").exists()
 
 
 async def test_what_keeps_a_job_from_starting_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
@@ -154,7 +251,7 @@ async def test_what_keeps_a_job_from_starting_is_one_line_and_exit_code_2(tmp_pa
         cases = [
             (utf16, tmp_path / "out", "is UTF-16"),
             (empty, tmp_path / "out", "no lines"),
-            (utf16, utf16, "three files"),
+            (utf16, utf16, "a file of its own"),
         ]
         for source, out, message in cases:
             code, _, err = await run("run-batch", "-i", source, "-o", out, "--router", router.address)
@@ -162,7 +259,7 @@ async def test_what_keeps_a_job_from_starting_is_one_line_and_exit_code_2(tmp_pa
             assert message in err
             assert len(err.splitlines()) == 1
         assert router.requests == []
-    assert not (tmp_path / "out").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.jsonl", "utf16.jsonl"]
 
 
 async def test_generate_prints_text_streams_and_json(tmp_path: Path) -> None:

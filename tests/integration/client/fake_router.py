@@ -25,10 +25,13 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
     """Answers with the prompt's characters, one token each.
 
     A prompt in `errors` fails with what is there; one that starts with "hang" never ends, after as many
-    messages as its length when it streams; one that starts with "slow" takes a while.
+    messages as its length when it streams; one that starts with "slow" takes a while. A prompt in `texts`
+    is taken for the text that is there; every answer takes `delay_s`.
     """
 
     errors: dict[str, CorunError] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    delay_s: float = 0.0
     requests: list[router_pb2.Generation] = field(default_factory=list)
     cancelled: int = 0
     running: int = 0
@@ -124,13 +127,14 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
         self.requests.append(generation)
         if self.on_request is not None:
             self.on_request(generation)
-        text = generation.text
+        text = self.texts.get(generation.text, generation.text)
         if text in self.errors:
             await abort(context, self.errors[text])
         if text.startswith("hang"):
             await self._hang()
         if text.startswith("slow"):
             await asyncio.sleep(0.2)
+        await asyncio.sleep(self.delay_s)
         return text[:1000]
 
     async def _hang(self) -> None:

@@ -53,7 +53,7 @@ def test_every_fault_of_a_file_is_found_in_one_pass(tmp_path: Path) -> None:
         (make_line("k") | {"body": []}, "body: must be a JSON object"),
         (make_line("l") | {"extra": 1}, "extra: is not a field"),
         ("null", "not null"),
-        ("[" * 100_000, "is nested too deeply"),
+        ("[" * 100_000, "is nested deeper than 128 levels"),
         ('{"a": ' + "9" * 5000 + "}", "a number that is too long"),
         (make_line("good-2", chat=True), None),
     ]
@@ -64,6 +64,20 @@ def test_every_fault_of_a_file_is_found_in_one_pass(tmp_path: Path) -> None:
             assert reason is not None
             assert reason in str(item)
             assert f"line {number} " in str(item)
+
+
+def test_how_deep_a_line_may_be_nested_does_not_depend_on_who_asks(tmp_path: Path) -> None:
+    """The interpreter's own limit is met sooner by a deeper caller, and two passes would differ."""
+    at, over = (
+        json.dumps(make_line(f"{depth}")).replace('"hi"', '"hi", "metadata": ' + "[" * depth + "]" * depth)
+        for depth in (126, 127)
+    )
+    path = write_lines(tmp_path / "in", at, over)
+    source = BatchSource(path, SERVED)
+    (_, refused) = source.check()
+    assert refused is not None
+    assert refused.error.problem == "is nested deeper than 128 levels"
+    assert [work.line.custom_id for work in source.remaining(lambda index: index == 1)] == ["126"]
 
 
 def test_a_line_that_cannot_be_parsed_is_reported_under_its_id(tmp_path: Path) -> None:

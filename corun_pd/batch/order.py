@@ -1,0 +1,143 @@
+"""Which line next: the one that is expected to take longest, among those that are looked ahead at.
+
+A slot that ends up alone with a long line pads every step until that line is done. So long lines go
+first, and the short ones fill the end. How long a line takes is known for sure only when it ignores the
+end of sequence; for the others the job learns, from the answers it has seen, what lines with a like
+limit and a like prompt came to. Until one such has been seen, its limit counts. Pure: nothing here waits.
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Self
+
+from corun_pd.batch.line import Refusal
+from corun_pd.batch.source import Work
+from corun_pd.client import GenerationRequest
+
+__all__ = ["LookAhead", "Order"]
+
+#: Lines and bytes of lines that are held to choose among. The first is raised to the concurrency.
+LOOK_AHEAD_LINES: Final = 4096
+LOOK_AHEAD_BYTES: Final = 64 << 20
+
+#: About so many prompt tokens are computed in the time of one decode step.
+PROMPT_TOKENS_PER_STEP: Final = 256
+
+#: A token's text is about that long.
+CHARACTERS_PER_TOKEN: Final = 4
+
+#: Stands for the limit of a line that has none: the room that is left.
+NO_LIMIT: Final = 1 << 20
+
+#: Lines without a limit get this many tokens from the router when they are completions.
+COMPLETION_DEFAULT: Final = 16
+
+
+class Order(StrEnum):
+    """In which order lines are started. Answers are in the order of the input whatever it is."""
+
+    LONGEST_FIRST = "longest-first"
+    INPUT = "input"
+
+
+@dataclass(frozen=True, slots=True)
+class _Length:
+    """What is known of a line's length before it runs, in decode steps but for the prompt's tokens."""
+
+    least: int
+    most: int
+    prompt_tokens: int
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> Self:
+        unset = NO_LIMIT if request.prompt is None else COMPLETION_DEFAULT
+        most = unset if request.max_tokens is None else request.max_tokens
+        least = most if request.ignore_eos and not request.stop else request.min_tokens or 0
+        return cls(min(least, most), most, _prompt_tokens(request))
+
+    @property
+    def group(self) -> tuple[int, int, int]:
+        """Lines of one group have like limits and prompts, to a factor of two."""
+        return self.least.bit_length(), self.most.bit_length(), self.prompt_tokens.bit_length()
+
+    def expected(self, mean_tokens: float) -> float:
+        """Steps, where lines like it came to that many tokens."""
+        output = max(self.least, min(self.most, mean_tokens))
+        return output + self.prompt_tokens / PROMPT_TOKENS_PER_STEP
+
+
+@dataclass(slots=True)
+class _Group:
+    """Lines that are expected to be alike, longest first, and what such lines came to."""
+
+    heap: list[tuple[float, int, _Length, Work]] = field(default_factory=list)
+    answers: int = 0
+    tokens: float = 0.0
+
+    def push(self, length: _Length, work: Work) -> None:
+        heapq.heappush(self.heap, (-length.expected(NO_LIMIT), work.line.index, length, work))
+
+    def pop(self) -> Work:
+        return heapq.heappop(self.heap)[-1]
+
+    def expected(self) -> float:
+        """Steps of its first line. Until an answer has been seen, its limit counts."""
+        return self.heap[0][2].expected(self.tokens / self.answers if self.answers else NO_LIMIT)
+
+
+class LookAhead:
+    """The lines to run, refilled from `items` as they are taken."""
+
+    def __init__(self, items: Iterator[Work | Refusal], order: Order, concurrency: int) -> None:
+        self._items = items
+        self._order = order
+        self._lines = max(LOOK_AHEAD_LINES, concurrency) if order is Order.LONGEST_FIRST else 1
+        self._refusals: list[Refusal] = []
+        self._groups: dict[tuple[int, int, int], _Group] = {}
+        self._held = 0
+        self._held_bytes = 0
+
+    def take(self) -> Work | Refusal | None:
+        """The next line; None when there is none left."""
+        if self._order is Order.INPUT:
+            return next(self._items, None)
+        self._fill()
+        if self._refusals:
+            return self._refusals.pop()
+        groups = [group for group in self._groups.values() if group.heap]
+        if not groups:
+            return None
+        work = max(groups, key=_Group.expected).pop()
+        self._held -= 1
+        self._held_bytes -= work.line.size
+        return work
+
+    def learn(self, work: Work, tokens_per_sample: float) -> None:
+        """Takes account of a line's answer."""
+        group = self._groups.get(_Length.of(work.request).group)
+        if group is not None:
+            group.answers += 1
+            group.tokens += tokens_per_sample
+
+    def _fill(self) -> None:
+        while self._held < self._lines and self._held_bytes < LOOK_AHEAD_BYTES:
+            item = next(self._items, None)
+            if item is None:
+                return
+            if isinstance(item, Refusal):
+                self._refusals.append(item)
+                return
+            length = _Length.of(item.request)
+            self._groups.setdefault(length.group, _Group()).push(length, item)
+            self._held += 1
+            self._held_bytes += item.line.size
+
+
+def _prompt_tokens(request: GenerationRequest) -> int:
+    """Counted when they are ids, guessed from the text's length otherwise."""
+    if isinstance(request.prompt, tuple):
+        return len(request.prompt)
+    texts = [request.prompt or "", *(message.content for message in request.messages or ())]
+    return sum(map(len, texts)) // CHARACTERS_PER_TOKEN

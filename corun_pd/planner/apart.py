@@ -15,6 +15,9 @@ from corun_pd.router.policy import pick_decode, pick_prefill
 
 __all__ = ["Apart"]
 
+#: Where a job runs, and the blocks that are reserved for it there.
+_Place = tuple[PrefillInstance, int, DecodeInstance | None, int]
+
 
 class Apart(Cluster):
     """Prefill and decode instances."""
@@ -35,12 +38,12 @@ class Apart(Cluster):
             )
             for info in layout.infos(Role.DECODE)
         ]
-        self._places: dict[Job, tuple[PrefillInstance, DecodeInstance | None]] = {}
+        self._places: dict[Job, _Place] = {}
         self._waits_for_decode = False
 
     def prompt_computed(self, job: Job, now_s: float) -> Events:
         """A prefill instance has the first token."""
-        prefill, decode = self._places[job]
+        prefill, _, decode, _ = self._places[job]
         prefill.legs -= 1
         prefill.prompt_tokens -= job.prompt
         self._record.first_token(job, now_s)
@@ -57,15 +60,15 @@ class Apart(Cluster):
 
     def finished(self, job: Job, now_s: float) -> Events:
         """The last token is there."""
-        _, decode = self._places.pop(job)
+        _, _, decode, blocks = self._places.pop(job)
         if decode is not None:
             decode.legs -= 1
-            decode.blocks -= decode.info.blocks_for(job.demand.total_tokens)
+            decode.blocks -= blocks
         return self._end(job, now_s)
 
     def _release_prompt(self, job: Job, now_s: float) -> list[Event]:
-        prefill, _ = self._places[job]
-        prefill.blocks -= prefill.info.blocks_for(job.prompt)
+        prefill, blocks, _, _ = self._places[job]
+        prefill.blocks -= blocks
         return prefill.release(job, now_s)
 
     def _submit(self, job: Job, now_s: float) -> list[Event] | None:
@@ -78,11 +81,13 @@ class Apart(Cluster):
         prefill = pick_prefill(self._prefill, job.demand)
         if prefill is None:
             return None
+        prompt_blocks, blocks = prefill.info.blocks_for(job.prompt), 0
         prefill.legs += 1
-        prefill.blocks += prefill.info.blocks_for(job.prompt)
+        prefill.blocks += prompt_blocks
         prefill.prompt_tokens += job.prompt
         if decode is not None:
+            blocks = decode.info.blocks_for(job.demand.total_tokens)
             decode.legs += 1
-            decode.blocks += decode.info.blocks_for(job.demand.total_tokens)
-        self._places[job] = (prefill, decode)
+            decode.blocks += blocks
+        self._places[job] = (prefill, prompt_blocks, decode, blocks)
         return prefill.submit(job, now_s)

@@ -12,76 +12,15 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import Field, ValidationError, model_validator
 
 from corun_pd.config import Model, describe_validation
-from corun_pd.engine.policy import IsolatedPrefill, PackedPrefill, PrefillPolicy
 from corun_pd.errors import ConfigError
 from corun_pd.planner.curve import Curve
+from corun_pd.planner.prefill_cost import IsolatedCost, PackedCost
 
-__all__ = ["DecodePoint", "IsolatedCost", "PackedCost", "Profile", "StepCost", "TransferCost", "load_profile"]
+__all__ = ["DecodePoint", "Profile", "StepCost", "TransferCost", "load_profile"]
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class IsolatedCost(Model):
-    """Isolated prefill: `prompts` are (tokens, seconds) of whole prompts, in chunks of `chunk_tokens`."""
-
-    mode: Literal["isolated"] = "isolated"
-    chunk_tokens: Annotated[int, Field(ge=3)]
-    prompts: Annotated[tuple[tuple[int, float], ...], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _points_make_a_curve(self) -> Self:
-        self.curve  # noqa: B018 - its making is the check
-        return self
-
-    @functools.cached_property
-    def curve(self) -> Curve:
-        """Seconds of a whole prompt by its length."""
-        return Curve(tuple(x for x, _ in self.prompts), tuple(y for _, y in self.prompts))
-
-    @property
-    def width(self) -> int | None:
-        """A step is as wide as its tokens."""
-        return None
-
-    def policy(self) -> PrefillPolicy:
-        """What the engines run."""
-        return IsolatedPrefill(self.chunk_tokens)
-
-    def step_s(self, tokens: int, context_pairs: int, end: int) -> float:
-        """A step that takes a prompt's tokens up to `end`: the difference of two whole prompts.
-
-        No step is shorter than the shortest prompt's.
-        """
-        whole = self.curve(end)
-        return whole if tokens == end else max(whole - self.curve(end - tokens), self.curve.ys[0])
-
-
-class PackedCost(Model):
-    """Packed prefill: every step is `chunk_tokens` (T) wide and takes `step_s`.
-
-    `context_pair_s` is added for each pair of a token of the step and a token computed before it, which is
-    what attention to the earlier chunks of a long prompt costs.
-    """
-
-    mode: Literal["packed"] = "packed"
-    chunk_tokens: Annotated[int, Field(ge=3)]
-    full_step_s: PositiveSeconds
-    context_pair_s: Seconds = 0.0
-
-    @property
-    def width(self) -> int | None:
-        """Tokens of every step."""
-        return self.chunk_tokens
-
-    def policy(self) -> PrefillPolicy:
-        """What the engines run."""
-        return PackedPrefill(self.chunk_tokens)
-
-    def step_s(self, tokens: int, context_pairs: int, end: int) -> float:
-        """A step, whatever it holds."""
-        return self.full_step_s + self.context_pair_s * context_pairs
 
 
 class StepCost(NamedTuple):

@@ -1,16 +1,15 @@
 """A cluster to simulate: how many instances of which role, and how big each is."""
 
-import functools
 from dataclasses import dataclass
 
 from corun_pd.core import InstanceInfo, Role
 from corun_pd.errors import ConfigError
-from corun_pd.router.policy import Demand, ever_fits
+from corun_pd.router.policy import Demand
 
 __all__ = ["Layout"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Layout:
     """`prefill` and `decode` instances, or `colocated` ones alone. Raises ConfigError for another mix.
 
@@ -41,35 +40,34 @@ class Layout:
             return f"{self.colocated} colocated"
         return f"{self.prefill} prefill, {self.decode} decode"
 
+    @property
+    def instances(self) -> int:
+        """Of all roles."""
+        return self.prefill + self.decode + self.colocated
+
     def ever_holds(self, demand: Demand) -> bool:
         """Whether the request fits when nothing else runs. An engine takes a prompt with its first token."""
-        tokens = max(demand.total_tokens, demand.prompt_tokens + 1)
-        return ever_fits(self._any, tokens)
-
-    @functools.cached_property
-    def _any(self) -> list[InstanceInfo]:
-        """All pools are of one size, so one stands for each."""
-        return [self._info(Role.COLOCATED, 0)]
+        return demand.prompt_tokens + max(demand.max_tokens, 1) <= self.blocks * self.block_tokens
 
     def infos(self, role: Role) -> list[InstanceInfo]:
         """The role's instances as the router's policy sees them."""
         counts = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.COLOCATED: self.colocated}
-        return [self._info(role, index) for index in range(counts[role])]
-
-    def _info(self, role: Role, index: int) -> InstanceInfo:
-        return InstanceInfo(
-            instance_id=f"{role}-{index}",
-            role=role,
-            address="",
-            fingerprint="",
-            settings={},
-            model="",
-            slots=self.slots,
-            blocks=self.blocks,
-            block_tokens=self.block_tokens,
-            max_model_tokens=self.blocks * self.block_tokens,
-            prefill_tokens=0,
-            block_bytes=0,
-            max_logprobs=0,
-            vocabulary=0,
-        )
+        return [
+            InstanceInfo(
+                instance_id=f"{role}-{index}",
+                role=role,
+                address="",
+                fingerprint="",
+                settings={},
+                model="",
+                slots=self.slots,
+                blocks=self.blocks,
+                block_tokens=self.block_tokens,
+                max_model_tokens=self.blocks * self.block_tokens,
+                prefill_tokens=0,
+                block_bytes=0,
+                max_logprobs=0,
+                vocabulary=0,
+            )
+            for index in range(counts[role])
+        ]

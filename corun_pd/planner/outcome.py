@@ -34,12 +34,14 @@ class Percentiles:
 class PoolUse:
     """What the instances of a pool did, as shares of the makespan.
 
-    `busy_ratio` is the time in steps. `padding_ratio` is what of the computed rows or tokens was padding.
+    `steps` is over all of them. `busy_ratio` is the time in steps. `padding_ratio` is what of the computed
+    rows or tokens was padding.
     `use_over_time` has a ratio for every `bin_s` seconds: of prefill the time in steps, of decode the slots
     that held a row in a step; `use_ratio` is its mean.
     """
 
     instances: int
+    steps: int
     busy_ratio: float
     padding_ratio: float
     use_ratio: float

@@ -56,6 +56,7 @@ def simulate(
         tpot=Percentiles.of(record.tpot_s),
         prefill=PoolUse(
             instances=len(prompts),
+            steps=sum(one.steps for one in prompts),
             busy_ratio=_ratio(cluster.prefill_busy.total, len(prompts) * end_s),
             padding_ratio=_padding(sum(p.tokens for p in prompts), sum(p.step_tokens for p in prompts)),
             use_ratio=_ratio(cluster.prefill_busy.total, len(prompts) * end_s),
@@ -64,6 +65,7 @@ def simulate(
         ),
         decode=PoolUse(
             instances=len(rows),
+            steps=sum(one.steps for one in rows),
             busy_ratio=_ratio(sum(one.busy_s for one in rows), len(rows) * end_s),
             padding_ratio=_padding(sum(r.row_steps for r in rows), layout.slots * sum(r.steps for r in rows)),
             use_ratio=_ratio(cluster.decode_filled.total, len(rows) * layout.slots * end_s),

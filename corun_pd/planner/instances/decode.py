@@ -40,6 +40,8 @@ class DecodeInstance(Ledger):
     def _pull(self, now_s: float) -> list[Event]:
         """Starts pulls for free slots, at the next border of a step, one after the other on the link."""
         events: list[Event] = []
+        if not self.handed_off:
+            return events
         rows = self.rows
         while self.handed_off and len(rows) + self.pulling + len(self.pulled) < self.info.slots:
             job = self.handed_off.popleft()

@@ -4,17 +4,21 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from corun_pd.engine.policy import Candidate
-from corun_pd.planner.cost import IsolatedCost, PackedCost
 from corun_pd.planner.job import Job
+from corun_pd.planner.prefill_cost import IsolatedCost, PackedCost
 from corun_pd.planner.timeline import Timeline
 
 __all__ = ["Prompts"]
 
 
 class Prompts:
-    """`held_blocks` are those of the pool that started jobs have until their ends."""
+    """`tokens` were computed in `steps` steps, `step_tokens` with their padding.
+
+    `held_blocks` are those of the pool that started jobs have until their ends.
+    """
 
     def __init__(self, cost: IsolatedCost | PackedCost, slots: int, blocks: int, busy: Timeline) -> None:
+        self.steps = 0
         self.tokens = 0
         self.step_tokens = 0
         self.held_blocks = 0
@@ -69,6 +73,7 @@ class Prompts:
                 job.candidate = replace(seen, computed=end, blocks=0)
                 self._partial = job
         end_s = now_s + self._cost.step_s(tokens, pairs, end)
+        self.steps += 1
         self.tokens += tokens
         self.step_tokens += self._cost.width or tokens
         self._busy.add(now_s, end_s)

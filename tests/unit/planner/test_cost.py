@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from corun_pd.errors import ConfigError
-from corun_pd.planner.cost import IsolatedCost, Profile, load_profile
+from corun_pd.planner.cost import Profile, load_profile
+from corun_pd.planner.prefill_cost import IsolatedCost
 
 NAN = float("nan")
 

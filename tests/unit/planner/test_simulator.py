@@ -275,6 +275,37 @@ def test_colocated_instance_does_what_a_scheduler_does_step_by_step(
     assert [ends[index] for index in range(len(lengths))] == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("mode", "prompt", "output", "steps", "padding"),
+    [
+        ("packed", 256, 64, 164, 0.1306),
+        ("packed", 1024, 128, 404, 0.0723),
+        ("packed", 4096, 128, 854, 0.0208),
+        ("isolated", 256, 64, 426, 0.1225),
+        ("isolated", 1024, 128, 554, 0.0723),
+        ("isolated", 4096, 128, 854, 0.0208),
+    ],
+)
+def test_steps_and_padding_are_those_that_a_real_engine_counted(
+    mode: str, prompt: int, output: int, steps: int, padding: float
+) -> None:
+    """300 requests at once on one H200, N = 256, 2048 tokens a step (bench/results)."""
+    prefill = {
+        "packed": {"mode": "packed", "chunk_tokens": 2048, "full_step_s": 0.06},
+        "isolated": {"mode": "isolated", "chunk_tokens": 2048, "prompts": [[1, 0.02], [2048, 0.06]]},
+    }[mode]
+    outcome = simulate(
+        Synthetic(300, Fixed(prompt), Fixed(output)),
+        make_layout(colocated=1, slots=256, blocks=100_000, lookahead=300),
+        make_profile(prefill=prefill, decode=[{"slots": 256, "base_s": 0.02}]),
+        Offline(),
+    )
+    tokens = 300 * (prompt + output - 1)
+    rows = outcome.decode.steps * 256 + 300 * prompt / (1 - outcome.prefill.padding_ratio)
+    assert outcome.prefill.steps + outcome.decode.steps == steps
+    assert 1 - tokens / rows == pytest.approx(padding, abs=5e-5)
+
+
 def test_more_instances_are_never_slower_on_a_long_job() -> None:
     """And two decode instances with one prefill instance wait for it."""
     trace = Synthetic(300, Fixed(80), Fixed(40))

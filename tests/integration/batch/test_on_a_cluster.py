@@ -1,14 +1,18 @@
 """SDK and batch file through a real router and fake engines: one answer on every path (C17, C19, C21)."""
 
 import asyncio
+import hashlib
 import json
+import sys
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from corun_pd.batch import Answer, run_job
+from corun_pd.batch import Answer, FileJob, InputFiles, OutputFiles, run_job
+from corun_pd.batch.frames import scan
+from corun_pd.batch.journal import Kind
 from corun_pd.client import AsyncClient, GenerationResult, Options, Route
 from corun_pd.errors import DeadlineExceeded, InvalidRequest
 from tests.integration.conftest import Cluster, MakeCluster
@@ -157,3 +161,70 @@ async def test_a_call_given_up_by_the_client_frees_everything(
                 await task
         assert len({(await other).text for other in others}) <= 1
         await cluster.until_idle(within_s=2.0)
+
+
+async def test_the_output_does_not_tell_the_deployment_nor_how_often_the_job_was_killed(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    """1 + 1, 2 + 1 and colocated, and killed -9 three times on the way: one SHA-256, nothing left."""
+    digests: set[object] = set()
+    for at, (prefill, decode, colocated) in enumerate(((1, 1, 0), (2, 1, 0), (0, 0, 1))):
+        async with make_cluster(prefill=prefill, decode=decode, colocated=colocated) as cluster:
+            path = write_job(tmp_path / "in", model_of(cluster))
+            async with AsyncClient(cluster.address) as client:
+                with OutputFiles(tmp_path / f"out-{at}") as files:
+                    async with FileJob(InputFiles(path), files, client) as job:
+                        assert len([answer async for answer in job.answers()]) == 90
+                        digests.add((await job.summary())["output_sha256"])
+    async with make_cluster(decode_step_s=0.004) as cluster:
+        out = tmp_path / "killed"
+        for kill_at in (20, 45, 70):
+            process = await start_job(cluster, path, out)
+            while finished(tmp_path / "killed.journal") < kill_at:
+                await asyncio.sleep(0.002)
+            process.kill()
+            assert await process.wait() == -9
+            await cluster.until_idle(within_s=2.0)
+        process = await start_job(cluster, path, out)
+        assert await process.wait() == 0
+    assert {hashlib.sha256(out.read_bytes()).hexdigest()} == digests
+    assert (tmp_path / "killed.errors.jsonl").read_bytes() == b""
+
+
+def write_job(path: Path, model: str) -> Path:
+    """Ninety lines of every kind."""
+    bodies = [BODIES[i % len(BODIES)] for i in range(90)]
+    lines = [make_line(f"{i}", model=model, prompt=f"prompt {i}", **body) for i, body in enumerate(bodies)]
+    return write_lines(path, *lines)
+
+
+async def start_job(cluster: Cluster, path: Path, out: Path) -> asyncio.subprocess.Process:
+    """`run-batch`, begun."""
+    command = (sys.executable, "-m", "corun_pd.cli.main", "run-batch", "--router", cluster.address)
+    return await asyncio.create_subprocess_exec(
+        *command, "-i", str(path), "-o", str(out), stderr=asyncio.subprocess.DEVNULL
+    )
+
+
+def finished(journal: Path) -> int:
+    """How many answers it holds."""
+    if not journal.exists():
+        return 0
+    with journal.open("rb") as file:
+        return sum(frame.kind == Kind.ANSWER for frame in scan(file))
+
+
+async def test_the_documents_example_runs(make_cluster: MakeCluster) -> None:
+    """As it is written, but for the address and the model's name."""
+    text = (Path(__file__).parents[3] / "docs" / "batch.md").read_text(encoding="utf-8")
+    code = text.split("```python\n")[1].split("```")[0]
+    async with make_cluster() as cluster:
+        code = code.replace("127.0.0.1:50051", cluster.address).replace("qwen3-wide", model_of(cluster))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, err = await process.communicate()
+    assert (process.returncode, err) == (0, b"")
+    assert {
+        line.split()[0] for line in out.decode("utf-8", "replace").splitlines() if line.startswith("q-")
+    } == {f"q-{number}" for number in range(100)}

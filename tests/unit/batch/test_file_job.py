@@ -1,6 +1,7 @@
 """Jobs that write files: order, restarts, refusals, counts (C16, C17)."""
 
 import asyncio
+import errno
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from corun_pd.batch import FileJob, InputFiles, JobOptions, Order, OutputFiles
+from corun_pd.batch import FileJob, InputFiles, JobOptions, Order, OutputFiles, disk
 from corun_pd.batch.table import summary_table
 from corun_pd.client import GenerationRequest, GenerationResult, Timings
 from corun_pd.core import InstanceLoad
@@ -235,6 +236,54 @@ async def test_files_that_cannot_be_written_are_one_line(tmp_path: Path) -> None
     (tmp_path / "out.jsonl.part").mkdir()
     with pytest.raises(SetupError, match=r"out\.jsonl\.part: Is a directory"):
         await run_files(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["output.sync_folder", "journal.replace_file"])
+async def test_a_stop_while_files_get_their_names_is_repaired(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two names, and between them and the receipt: the next run sends nothing and ends it."""
+    expected = await reference(tmp_path / "reference")
+    write_input(tmp_path)
+    with monkeypatch.context() as patch:
+        calls = iter(range(9))
+
+        def fail(*args: object) -> None:
+            if where.startswith("output") or next(calls):  # a journal is made by its first call
+                raise OSError(errno.EIO, "gone")
+            disk.replace_file(*args)  # type: ignore[arg-type]
+
+        patch.setattr(f"corun_pd.batch.{where}", fail)
+        with pytest.raises(SetupError, match="gone"):
+            await run_files(tmp_path)
+    job = await run_files(tmp_path, lambda request: Unavailable("nothing should be sent"))
+    assert (job.tally.completed, job.tally.resumed) == (39, 40)
+    assert outputs(tmp_path) == expected
+
+
+async def test_a_full_disk_ends_a_job_that_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line of error; what fitted is kept, the half that did not is cut off."""
+    expected = await reference(tmp_path / "reference")
+    write_input(tmp_path)
+    size = 0
+
+    def write(fd: int, data: bytes) -> None:
+        nonlocal size
+        size += len(data)
+        if size > 6000:
+            os.write(fd, data[:40])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        os.write(fd, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("corun_pd.batch.journal.write_all", write)
+        with pytest.raises(SetupError, match=r"out\.jsonl: No space left on device"):
+            await run_files(tmp_path)
+    said: list[str] = []
+    job = await run_files(tmp_path, said=said)
+    assert "had torn its last 40 bytes" in said[0]
+    assert 5 < job.tally.resumed < 20
+    assert outputs(tmp_path) == expected
 
 
 async def test_a_stop_is_heard_while_lines_are_checked(tmp_path: Path) -> None:

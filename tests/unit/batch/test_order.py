@@ -61,15 +61,15 @@ def test_what_was_seen_counts_for_more_than_a_limit(tmp_path: Path) -> None:
 
 
 def test_lines_alike_keep_their_order(tmp_path: Path) -> None:
-    """Equal expectations go in input order."""
-    items = make_items(tmp_path, *({"max_tokens": 5} for _ in range(20)))
+    """What hardly differs goes in input order, so that the output grows while the job runs."""
+    items = make_items(tmp_path, *({"max_tokens": 500, "prompt": "x" * (1 + i % 3 * 60)} for i in range(20)))
     assert take_all(LookAhead(items, Order.LONGEST_FIRST, 1)) == [str(i) for i in range(20)]
 
 
 def test_the_look_ahead_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By lines and by bytes; a line that is larger than the bound goes alone."""
     monkeypatch.setattr(order, "LOOK_AHEAD_LINES", 5)
-    bodies: list[dict[str, Any]] = [{"max_tokens": 1 + i} for i in range(20)]
+    bodies: list[dict[str, Any]] = [{"max_tokens": 2**i} for i in range(20)]
     read = 0
 
     def counted() -> Iterator[Work | Refusal]:

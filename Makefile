@@ -1,5 +1,5 @@
 # Everything a contributor or CI runs. `make setup` is implied by the rest and does nothing the second time.
-.PHONY: help setup demo test test-fast check lint buf stubs check-stubs tables format clean
+.PHONY: help setup demo test test-fast test-exhaustive check lint buf stubs check-stubs tables format clean
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -47,6 +47,9 @@ test: $(STAMP) ## Runs every test, those with real engines on the CPU too.
 
 test-fast: $(STAMP) ## Runs the tests that need no real engine, in under a minute.
 	$(BIN)/python -m pytest tests/unit tests/integration
+
+test-exhaustive: $(STAMP) ## Runs the tests of further architectures on real engines.
+	$(BIN)/python -m pytest -m exhaustive tests/engine
 
 check: lint test ## What CI runs.
 

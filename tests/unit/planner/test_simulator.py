@@ -296,7 +296,7 @@ def test_steps_and_padding_are_those_that_a_real_engine_counted(
     }[mode]
     outcome = simulate(
         Synthetic(300, Fixed(prompt), Fixed(output)),
-        make_layout(colocated=1, slots=256, blocks=100_000, lookahead=300),
+        make_layout(colocated=1, slots=256, blocks=43_000, lookahead=300),
         make_profile(prefill=prefill, decode=[{"slots": 256, "base_s": 0.02}]),
         Offline(),
     )

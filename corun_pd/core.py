@@ -30,6 +30,8 @@ __all__ = [
     "RngState",
     "Role",
     "SamplingParams",
+    "StructuredOutput",
+    "Syntax",
     "TokenLogprobs",
     "prompt_digest",
 ]
@@ -70,12 +72,30 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
 
 
+class Syntax(enum.StrEnum):
+    """How a constraint on the text is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICES = "choices"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """What the text must look like. `spec` is in the syntax; for choices it is a JSON list of texts."""
+
+    syntax: Syntax
+    spec: str
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one sample's tokens are drawn; resolved, so every field has a value.
 
     `seed` is this sample's own. `logprobs` is None for none, 0 for the sampled token's alone, k for
-    the k likeliest beside it. `top_k` 0 keeps all tokens. Ranges are the router's to check
+    the k likeliest beside it; `prompt_logprobs` is the same of prompt tokens. `top_k` 0 keeps all tokens,
+    and so do no `allowed_token_ids`. `bad_words` are token sequences. Ranges are the router's to check
     (`router.validate`).
     """
 
@@ -93,10 +113,21 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    structured_output: StructuredOutput | None = None
+    prompt_logprobs: int | None = None
 
     def for_sample(self, index: int) -> "SamplingParams":
-        """Sample `index` of a request draws with seed + index, the rule of vLLM's n > 1."""
-        return replace(self, seed=self.seed + index)
+        """Sample `index` of a request draws with seed + index, the rule of vLLM's n > 1.
+
+        The prompt is the same for all, so the first one alone asks for its logprobs.
+        """
+        return replace(self, seed=self.seed + index, prompt_logprobs=None if index else self.prompt_logprobs)
+
+    def for_decode(self) -> "SamplingParams":
+        """What a decode leg gets: the same, but for prompt logprobs, which prefill gives."""
+        return self if self.prompt_logprobs is None else replace(self, prompt_logprobs=None)
 
 
 @dataclass(frozen=True, slots=True)

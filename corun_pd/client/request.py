@@ -1,12 +1,13 @@
 """A generation as the client asks for it."""
 
 import enum
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
 from corun_pd.client import checks
-from corun_pd.core import SEED_LIMIT
+from corun_pd.core import SEED_LIMIT, StructuredOutput, Syntax
 from corun_pd.errors import InvalidRequest
 
 __all__ = ["ChatMessage", "GenerationRequest", "Options", "Prompt", "Route", "build_request"]
@@ -44,6 +45,12 @@ class Options(TypedDict, total=False):
     stop_token_ids      token ids that end a generation
     ignore_eos          the model's end-of-sequence tokens do not end it
     logprobs            0 for the sampled token's alone, k for the k likeliest beside it
+    prompt_logprobs     the same of the prompt's tokens but the first
+    allowed_token_ids   the only token ids that may be drawn; not empty
+    bad_words           texts that are never drawn, at the start of a word or in one
+    structured_output   what the text must fit, as {"json_schema": a mapping or JSON text}, {"regex": ...},
+                        {"choices": [...]} or {"grammar": EBNF or Lark}
+    echo                the text begins with the prompt's; not for chats
     presence_penalty, frequency_penalty, repetition_penalty, logit_bias
     route               which instances may run it
     tokens_only         the answer has no text
@@ -68,6 +75,11 @@ class Options(TypedDict, total=False):
     frequency_penalty: float | None
     repetition_penalty: float | None
     logit_bias: Mapping[int, float] | None
+    prompt_logprobs: int | None
+    allowed_token_ids: Sequence[int] | None
+    bad_words: str | Sequence[str] | None
+    structured_output: StructuredOutput | Mapping[str, object] | None
+    echo: bool | None
     route: Route | str | None
     tokens_only: bool | None
     generation_id: str | None
@@ -96,6 +108,11 @@ class GenerationRequest:
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    prompt_logprobs: int | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    structured_output: StructuredOutput | None = None
+    echo: bool = False
     route: Route | None = None
     tokens_only: bool = False
     generation_id: str = ""
@@ -131,6 +148,11 @@ def build_request(prompt: Prompt | None, options: Options) -> GenerationRequest:
         frequency_penalty=checks.real("sampling.frequency_penalty", options.get("frequency_penalty")),
         repetition_penalty=checks.real("sampling.repetition_penalty", options.get("repetition_penalty")),
         logit_bias=checks.logit_bias("sampling.logit_bias", options.get("logit_bias")),
+        prompt_logprobs=_count("sampling.prompt_logprob_count", options.get("prompt_logprobs")),
+        allowed_token_ids=_allowed(options.get("allowed_token_ids")),
+        bad_words=checks.strings("sampling.bad_words", options.get("bad_words")),
+        structured_output=_structured_output(options.get("structured_output")),
+        echo=checks.flag("echo", options.get("echo")) or False,
         route=_route(options.get("route")),
         tokens_only=checks.flag("tokens_only", options.get("tokens_only")) or False,
         generation_id=checks.text("generation_id", options.get("generation_id") or ""),
@@ -139,6 +161,36 @@ def build_request(prompt: Prompt | None, options: Options) -> GenerationRequest:
 
 def _count(name: str, value: object) -> int | None:
     return checks.integer(name, value, 0, checks.UINT32_LIMIT - 1)
+
+
+def _allowed(value: object) -> tuple[int, ...]:
+    allowed = checks.token_ids("sampling.allowed_token_ids", value)
+    if value is not None and not allowed:
+        raise InvalidRequest("sampling.allowed_token_ids", "must not be empty: no token could be drawn")
+    return allowed
+
+
+def _structured_output(value: object) -> StructuredOutput | None:
+    """The constraint. A schema is written in the order that it is given in, which the text will have."""
+    field = "sampling.structured_output"
+    if value is None or isinstance(value, StructuredOutput):
+        return value
+    if not isinstance(value, Mapping) or len(value) != 1:
+        raise InvalidRequest(field, f"must have one of {', '.join(Syntax)}, not {value!r:.80}")
+    ((name, spec),) = value.items()
+    if name not in set(Syntax):
+        raise InvalidRequest(f"{field}.{name!s:.80}", f"is none of {', '.join(Syntax)}")
+    syntax, field = Syntax(name), f"{field}.{name}"
+    if syntax is Syntax.JSON_SCHEMA and isinstance(spec, Mapping):
+        try:
+            return StructuredOutput(syntax, json.dumps(spec, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(field, f"is not JSON: {error}") from error
+    if syntax is Syntax.CHOICES:
+        if isinstance(spec, str):
+            raise InvalidRequest(field, "must be a list of texts")
+        return StructuredOutput(syntax, json.dumps(checks.strings(field, spec)))
+    return StructuredOutput(syntax, checks.text(field, spec))
 
 
 def _prompt(prompt: Prompt) -> str | tuple[int, ...]:

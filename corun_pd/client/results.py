@@ -16,6 +16,7 @@ __all__ = [
     "FleetMember",
     "GenerationResult",
     "Placement",
+    "ScoredPrompt",
     "StreamEnd",
     "StreamEvent",
     "StreamStart",
@@ -75,8 +76,19 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    """The prompt and the logprobs of all its tokens but the first, before which there is nothing."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """The whole answer. `choices` are by index; `seed` is the one given, or the one the router minted."""
+    """The whole answer. `choices` are by index; `seed` is the one given, or the one the router minted.
+
+    `prompt` is there when the prompt's logprobs were asked for.
+    """
 
     generation_id: str = field(compare=False)
     choices: tuple[Choice, ...]
@@ -84,6 +96,7 @@ class GenerationResult:
     system_fingerprint: str
     seed: int
     timings: Timings = field(default=Timings(), compare=False)
+    prompt: ScoredPrompt | None = None
 
     @property
     def text(self) -> str:
@@ -121,6 +134,7 @@ class StreamEnd:
 
     usage: Usage
     timings: Timings = field(default=Timings(), compare=False)
+    prompt: ScoredPrompt | None = None
 
 
 StreamEvent = StreamStart | Delta | StreamEnd

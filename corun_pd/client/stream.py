@@ -85,6 +85,7 @@ class AsyncStream:
             system_fingerprint=self._start.system_fingerprint,
             seed=self._start.seed,
             timings=end.timings,
+            prompt=end.prompt,
         )
 
 

@@ -32,6 +32,9 @@ def to_columns(
             if output.logprobs:
                 tokens.logprobs.extend(logprobs_to_pb([entry]) for entry in output.logprobs)
                 tokens.logprob_rows.extend(range(len(leg_ids), len(leg_ids) + len(output.token_ids)))
+            if output.prompt_logprobs is not None:
+                tokens.prompt_logprobs.append(logprobs_to_pb(output.prompt_logprobs))
+                tokens.prompt_logprob_rows.append(len(leg_ids))
             leg_ids.extend([leg_id] * len(output.token_ids))
             token_ids.extend(output.token_ids)
         if output.is_last:
@@ -47,6 +50,7 @@ def _finish(leg_id: int, output: LegOutput, *, with_tokens: bool) -> legs_pb2.Le
         return legs_pb2.LegFinish(
             leg_id=leg_id, kv_pulled_byte_count=output.kv_pulled_bytes, error=leg_error_to_pb(output.error)
         )
+    prompt_logprobs = output.prompt_logprobs if with_tokens else None
     return legs_pb2.LegFinish(
         leg_id=leg_id,
         token_ids=output.token_ids if with_tokens else (),
@@ -54,4 +58,5 @@ def _finish(leg_id: int, output: LegOutput, *, with_tokens: bool) -> legs_pb2.Le
         finish_reason=finish_to_pb(output.finish_reason),
         stop_token_id=output.stop_token_id,
         kv_pulled_byte_count=output.kv_pulled_bytes,
+        prompt_logprobs=None if prompt_logprobs is None else logprobs_to_pb(prompt_logprobs),
     )

@@ -10,7 +10,7 @@ from corun_pd.decode.columns import to_columns
 from corun_pd.decode.tickets import LEASE_MARGIN_S, Tickets
 from corun_pd.engine.calls import serve_legs
 from corun_pd.engine.legs import LegHost, LegSession, SessionOutput
-from corun_pd.errors import CorunError, HandoffRejected
+from corun_pd.errors import CorunError, HandoffRejected, InvalidRequest
 from corun_pd.v1 import legs_pb2, legs_pb2_grpc
 from corun_pd.wire.convert import first_token_from_pb, handoff_from_pb, sampling_from_pb
 from corun_pd.wire.status import abort
@@ -61,6 +61,8 @@ class DecodeService(legs_pb2_grpc.DecodeServiceServicer):
         prompt = tuple(leg.prompt.ids)
         try:
             sampling = sampling_from_pb(leg.sampling)
+            if sampling.prompt_logprobs is not None:
+                raise InvalidRequest("sampling.prompt_logprob_count", "set; prefill gives prompt logprobs")
             first, handoff = _resumption(start)
             self._tickets.punch(handoff, first, prompt, sampling)
         except CorunError as error:

@@ -44,7 +44,8 @@ class LegWork:
 
     `leg` names it and is never used twice. With `hand_off` (prefill engines), one token is sampled and
     the KV cache stays for a decode engine. With `resume` (decode engines), the KV cache of the prompt
-    is pulled and decoding goes on after the first token; `sampling` is the client's, unchanged. Without
+    is pulled and decoding goes on after the first token; `sampling` is the client's, unchanged but for
+    prompt logprobs, which prefill has given. Without
     `stream` nobody looks at tokens as they come, so an engine may keep them for the last output.
     """
 
@@ -63,7 +64,8 @@ class LegOutput:
     `token_ids` never holds the first token that `resume` gave. `stop_token_id` is set when one of the
     request's stop_token_ids ended it (an EOS that ended it is the last token and sets none).
     `kv_pulled_bytes` counts what was pulled for the leg and is set on its last output. The first output of
-    a leg with `resume`, which may be empty, tells that its KV cache has been pulled.
+    a leg with `resume`, which may be empty, tells that its KV cache has been pulled. `prompt_logprobs` has an
+    entry for each prompt token but the first, and comes once, with the first token, when it was asked for.
     """
 
     leg: str
@@ -74,6 +76,7 @@ class LegOutput:
     handoff: KvHandoff | None = None
     kv_pulled_bytes: int = 0
     error: CorunError | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
     @property
     def is_last(self) -> bool:

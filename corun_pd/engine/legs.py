@@ -47,6 +47,7 @@ class _Route:
     owes_pull: bool
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class LegHost:
@@ -129,6 +130,8 @@ class LegHost:
             if output.is_last:
                 del self._routes[output.leg]
             if not route.stream:
+                if output.prompt_logprobs is not None:
+                    route.prompt_logprobs = output.prompt_logprobs
                 if not output.is_last:
                     route.token_ids += output.token_ids
                     route.logprobs += output.logprobs
@@ -141,6 +144,7 @@ class LegHost:
                         output,
                         token_ids=(*route.token_ids, *output.token_ids),
                         logprobs=(*route.logprobs, *output.logprobs),
+                        prompt_logprobs=route.prompt_logprobs,
                     )
             route.session.put(route.leg_id, output)
 
@@ -286,5 +290,8 @@ class LegSession:
 
 
 def _weight(output: LegOutput) -> int:
-    entries = len(output.logprobs)
-    return 1 + len(output.token_ids) + (entries * (1 + len(output.logprobs[0].top)) if entries else 0)
+    weight = 1 + len(output.token_ids)
+    for entries in (output.logprobs, output.prompt_logprobs):
+        if entries:
+            weight += len(entries) * (1 + len(entries[0].top))
+    return weight

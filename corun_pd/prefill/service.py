@@ -11,7 +11,13 @@ from corun_pd.engine.calls import serve_legs
 from corun_pd.engine.legs import LegHost, LegSession, SessionOutput
 from corun_pd.errors import CorunError
 from corun_pd.v1 import legs_pb2, legs_pb2_grpc
-from corun_pd.wire.convert import finish_to_pb, first_token_to_pb, handoff_to_pb, sampling_from_pb
+from corun_pd.wire.convert import (
+    finish_to_pb,
+    first_token_to_pb,
+    handoff_to_pb,
+    logprobs_to_pb,
+    sampling_from_pb,
+)
 from corun_pd.wire.status import abort, leg_error_to_pb
 
 __all__ = ["PrefillService"]
@@ -94,6 +100,9 @@ class _Call:
             finish_reason=finish_to_pb(reason),
             stop_token_id=output.stop_token_id,
             handoff=None if handoff is None else handoff_to_pb(handoff),
+            prompt_logprobs=None
+            if output.prompt_logprobs is None
+            else logprobs_to_pb(output.prompt_logprobs),
         )
 
 

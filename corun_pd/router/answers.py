@@ -1,12 +1,16 @@
 """Deltas to the messages that clients get."""
 
+from collections.abc import Sequence
+
 from google.protobuf.duration_pb2 import Duration
 
+from corun_pd.core import TokenLogprobs
+from corun_pd.errors import EngineFailed
 from corun_pd.router.pipeline import Delta
 from corun_pd.v1 import router_pb2
 from corun_pd.wire.convert import finish_to_pb, logprobs_to_pb
 
-__all__ = ["choice_of", "delta_to_pb", "timings_to_pb"]
+__all__ = ["choice_of", "delta_to_pb", "scored_prompt", "timings_to_pb"]
 
 
 def choice_of(index: int, seed: int, deltas: list[Delta], wants_text: bool) -> router_pb2.Choice:
@@ -47,6 +51,14 @@ def delta_to_pb(index: int, seed: int, delta: Delta, wants_text: bool) -> router
         elif delta.stop is not None:
             message.stop_token_id = delta.stop
     return message
+
+
+def scored_prompt(prompt: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> router_pb2.ScoredPrompt:
+    """The prompt with its logprobs. Raises EngineFailed when the engine gave none, or not all."""
+    found = None if logprobs is None else len(logprobs)
+    if logprobs is None or found != len(prompt) - 1:
+        raise EngineFailed(f"the engine gave {found} logprobs for a prompt of {len(prompt)} tokens")
+    return router_pb2.ScoredPrompt(token_ids=prompt, logprobs=logprobs_to_pb(logprobs))
 
 
 def timings_to_pb(arrived: float, admitted: float, first: float, last: float) -> router_pb2.Timings:

@@ -9,7 +9,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -172,9 +172,15 @@ class TextWriter:
     """A sample's text. `push` each time tokens come; after a stop string nothing is pushed any more."""
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: Sequence[str], include_stop: bool, min_tokens: int
+        self,
+        detokenizer: Detokenizer,
+        stops: Sequence[str],
+        include_stop: bool,
+        min_tokens: int,
+        echo: str = "",
     ) -> None:
-        """Before `min_tokens` tokens no stop string is looked for."""
+        """Before `min_tokens` tokens no stop string is looked for, and never in `echo`, which comes first."""
+        self._echo = echo
         self._detokenizer = detokenizer
         self._watcher = StopWatcher(stops, include_stop) if stops else None
         self._include_stop = include_stop
@@ -187,10 +193,12 @@ class TextWriter:
         A token that ends the answer has no text of its own, as a stop string has none, unless the request
         wants to see what stopped it.
         """
+        echo, self._echo = self._echo, ""
         shown = token_ids[:-1] if by_token and not self._include_stop else token_ids
         if self._watcher is not None:
-            return self._watch(self._watcher, token_ids, shown, last)
-        text = self._detokenizer.push(shown)
+            written = self._watch(self._watcher, token_ids, shown, last)
+            return replace(written, text=echo + written.text) if echo else written
+        text = echo + self._detokenizer.push(shown)
         return Written(text + self._detokenizer.flush() if last else text, len(token_ids))
 
     def _watch(

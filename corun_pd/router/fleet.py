@@ -21,8 +21,8 @@ from corun_pd.errors import ContractMismatch, Unavailable
 from corun_pd.router.admission import Admission
 from corun_pd.router.legs import DecodeSession, GenerationSession, PrefillSession
 from corun_pd.router.policy import Ledger
+from corun_pd.router.sampling import Limits
 from corun_pd.router.turnstile import Turnstile
-from corun_pd.router.validate import Limits
 from corun_pd.v1 import instance_pb2, instance_pb2_grpc, legs_pb2, legs_pb2_grpc
 from corun_pd.wire.convert import load_from_pb
 from corun_pd.wire.server import open_channel

@@ -31,17 +31,22 @@ class Prefilled:
     finish: FinishReason | None
     stop_token_id: int | None
     handoff: KvHandoff | None
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LegTokens:
-    """Tokens of a decode or colocated leg since the last time. The last ones have `finish`."""
+    """Tokens of a decode or colocated leg since the last time. The last ones have `finish`.
+
+    The first ones of a colocated leg have the prompt's logprobs too, when they were asked for.
+    """
 
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprobs] = ()
     finish: FinishReason | None = None
     stop_token_id: int | None = None
     kv_pulled_bytes: int = 0
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None
 
 
 class PrefillSession(Session[legs_pb2.RunPrefillsRequest, legs_pb2.RunPrefillsResponse, "_PrefillLeg"]):
@@ -71,6 +76,7 @@ class PrefillSession(Session[legs_pb2.RunPrefillsRequest, legs_pb2.RunPrefillsRe
             finish=finish_from_pb(finish.finish_reason),
             stop_token_id=finish.stop_token_id if finish.HasField("stop_token_id") else None,
             handoff=handoff_from_pb(finish.handoff) if finish.HasField("handoff") else None,
+            prompt_logprobs=_prompt_logprobs(finish),
         )
 
     def release(self, handoff_id: str) -> None:
@@ -107,6 +113,7 @@ class TokenStream:
         """`turnstile` is what the reader passes each time; None for a leg that comes in one piece."""
         self.token_ids: list[int] = []
         self.logprobs: list[sampling_pb2.Logprobs] = []
+        self.prompt_logprobs: sampling_pb2.Logprobs | None = None
         self.finish: legs_pb2.LegFinish | None = None
         self.waiter: asyncio.Future[None] | None = None
         self.pulled = pulled
@@ -141,9 +148,11 @@ class TokenStream:
             await self._turnstile.passage()
         token_ids, messages = self.token_ids, self.logprobs
         self.token_ids, self.logprobs = [], []
+        streamed, self.prompt_logprobs = self.prompt_logprobs, None
+        prompt_logprobs = None if streamed is None else logprobs_from_pb(streamed)
         finish = self.finish
         if finish is None:
-            return LegTokens(token_ids, _entries(messages))
+            return LegTokens(token_ids, _entries(messages), prompt_logprobs=prompt_logprobs)
         self._is_over = True
         token_ids.extend(finish.token_ids)
         if finish.HasField("logprobs"):
@@ -154,7 +163,14 @@ class TokenStream:
             finish_from_pb(finish.finish_reason),
             finish.stop_token_id if finish.HasField("stop_token_id") else None,
             finish.kv_pulled_byte_count,
+            _prompt_logprobs(finish) if streamed is None else prompt_logprobs,
         )
+
+
+def _prompt_logprobs(
+    finish: legs_pb2.RunPrefillsResponse.Finish | legs_pb2.LegFinish,
+) -> Sequence[TokenLogprobs] | None:
+    return logprobs_from_pb(finish.prompt_logprobs) if finish.HasField("prompt_logprobs") else None
 
 
 def _entries(messages: Sequence[sampling_pb2.Logprobs]) -> Sequence[TokenLogprobs]:
@@ -176,6 +192,10 @@ def _dispatch_tokens(
         leg = legs.get(tokens.leg_ids[row])
         if leg is not None:
             leg.logprobs.append(logprobs)
+    for row, logprobs in zip(tokens.prompt_logprob_rows, tokens.prompt_logprobs, strict=True):
+        leg = legs.get(tokens.leg_ids[row])
+        if leg is not None:
+            leg.prompt_logprobs = logprobs
     for finish in message.finishes:
         leg = legs.pop(finish.leg_id, None)
         if leg is None:

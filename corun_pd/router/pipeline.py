@@ -40,7 +40,8 @@ class Place:
 class Delta:
     """What came of a sample since the last one. The last one has `finish` and `place`.
 
-    `stop` is the stop string or the stop token that ended it.
+    `stop` is the stop string or the stop token that ended it. One of them has the prompt's logprobs, when
+    they were asked for.
     """
 
     token_ids: Sequence[int]
@@ -49,6 +50,7 @@ class Delta:
     finish: FinishReason | None = None
     stop: str | int | None = None
     place: Place | None = None
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None
 
 
 @dataclass(slots=True)
@@ -69,6 +71,12 @@ class Sample:
 
     def render(self, tokens: LegTokens) -> Delta:
         """Tokens with their text. A stop string ends the sample with the token that completed it."""
+        delta = self._render(tokens)
+        if tokens.prompt_logprobs is not None:
+            delta = replace(delta, prompt_logprobs=tokens.prompt_logprobs)
+        return delta
+
+    def _render(self, tokens: LegTokens) -> Delta:
         if self.writer is None:
             return Delta(tokens.token_ids, "", tokens.logprobs, tokens.finish, tokens.stop_token_id)
         is_last, by_token = tokens.finish is not None, tokens.finish is FinishReason.STOP
@@ -123,7 +131,7 @@ class Pipeline:
             self._edge(Edge.HANDED_OFF, sample, instance=decode.info.instance_id)
             with decode.decode.decode(
                 sample.prompt,
-                sample.sampling,
+                sample.sampling.for_decode(),
                 sample.generation_id,
                 first.first,
                 handoff,
@@ -164,7 +172,13 @@ class Pipeline:
 
 def _first_tokens(first: Prefilled) -> LegTokens:
     logprobs = () if first.first.logprobs is None else (first.first.logprobs,)
-    return LegTokens([first.first.token_id], logprobs, first.finish, first.stop_token_id)
+    return LegTokens(
+        [first.first.token_id],
+        logprobs,
+        first.finish,
+        first.stop_token_id,
+        prompt_logprobs=first.prompt_logprobs,
+    )
 
 
 class _Ticket:

@@ -2,16 +2,17 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 import grpc
 
 from corun_pd.config import RouterConfig
-from corun_pd.core import MAX_MESSAGE_BYTES
+from corun_pd.core import MAX_MESSAGE_BYTES, TokenLogprobs
 from corun_pd.errors import CorunError, Unavailable
 from corun_pd.router.admission import Admission
-from corun_pd.router.answers import choice_of, delta_to_pb, timings_to_pb
+from corun_pd.router.answers import choice_of, delta_to_pb, scored_prompt, timings_to_pb
 from corun_pd.router.fleet import Fleet, Member
 from corun_pd.router.merge import merge
 from corun_pd.router.pipeline import Delta, Pipeline, Sample
@@ -42,6 +43,7 @@ class _Generation:
     arrived_at: float
     first_token_at: float = 0.0
     completion_tokens: int = 0
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None
 
     def seed(self, index: int) -> int:
         return self.task.sampling.seed + index
@@ -49,6 +51,14 @@ class _Generation:
     def count(self, delta: Delta) -> None:
         self.first_token_at = self.first_token_at or time.monotonic()
         self.completion_tokens += len(delta.token_ids)
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+
+    def prompt(self) -> router_pb2.ScoredPrompt | None:
+        """The prompt with its logprobs, when they were asked for. Raises EngineFailed when any is missing."""
+        if self.task.sampling.prompt_logprobs is None:
+            return None
+        return scored_prompt(self.task.prompt, self.prompt_logprobs)
 
     def usage(self) -> router_pb2.Usage:
         return router_pb2.Usage(
@@ -139,7 +149,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     def _sample(self, task: Task, index: int, stream: bool) -> Sample:
         writer = None
         if task.text or task.stops:
-            writer = self._text.writer(task.prompt, task.stops, task.include_stop, task.sampling.min_tokens)
+            writer = self._text.writer(
+                task.prompt, task.stops, task.include_stop, task.sampling.min_tokens, task.echo
+            )
         # Only as tokens come can a stop string be seen before the engine goes on past it.
         return Sample(
             generation_id=task.generation_id,
@@ -169,6 +181,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             system_fingerprint=generation.fingerprint,
             seed=task.sampling.seed,
             timings=generation.timings(),
+            prompt=generation.prompt(),
         )
 
     async def _stream(self, generation: _Generation, context: StreamContext) -> None:
@@ -192,6 +205,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 if not running:
                     message.end.usage.CopyFrom(generation.usage())
                     message.end.timings.CopyFrom(generation.timings())
+                    if (prompt := generation.prompt()) is not None:
+                        message.end.prompt.CopyFrom(prompt)
                 await context.write(message)
 
 

@@ -102,9 +102,31 @@ class TextModel:
 
         return encode() if len(text) <= _INLINE_CHARACTERS else await asyncio.to_thread(encode)
 
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        """The token sequences of a word that is not to be drawn: as it is, and after a space.
+
+        The second one counts where it has as many tokens and another first one, which is vLLM's rule.
+        """
+        bare, spaced = (
+            tuple(self._backend.encode(text, add_special_tokens=False).ids)
+            for text in (word.lstrip(), " " + word.lstrip())
+        )
+        if not bare:
+            return []
+        return [bare, spaced] if len(spaced) == len(bare) and spaced[0] != bare[0] else [bare]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens in a row; U+FFFD for what is no UTF-8."""
+        return self._token_bytes.join(token_ids).decode(errors="replace")
+
     def writer(
-        self, prompt: Sequence[int], stops: Sequence[str], include_stop: bool, min_tokens: int
+        self,
+        prompt: Sequence[int],
+        stops: Sequence[str],
+        include_stop: bool,
+        min_tokens: int,
+        echo: str = "",
     ) -> TextWriter:
-        """Writes the text that follows `prompt`; see TextWriter."""
+        """Writes `echo` and the text that follows `prompt`; see TextWriter."""
         detokenizer = Detokenizer(self._token_bytes, prompt[-_PRIMING_TOKENS:])
-        return TextWriter(detokenizer, stops, include_stop, min_tokens)
+        return TextWriter(detokenizer, stops, include_stop, min_tokens, echo)

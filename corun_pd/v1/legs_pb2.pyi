@@ -60,20 +60,22 @@ class RunPrefillsRequest(_message.Message):
 class RunPrefillsResponse(_message.Message):
     __slots__ = ("finishes",)
     class Finish(_message.Message):
-        __slots__ = ("leg_id", "first_token", "finish_reason", "stop_token_id", "handoff", "error")
+        __slots__ = ("leg_id", "first_token", "finish_reason", "stop_token_id", "handoff", "error", "prompt_logprobs")
         LEG_ID_FIELD_NUMBER: _ClassVar[int]
         FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
         FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
         STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
         HANDOFF_FIELD_NUMBER: _ClassVar[int]
         ERROR_FIELD_NUMBER: _ClassVar[int]
+        PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
         leg_id: int
         first_token: _kv_handoff_pb2.FirstToken
         finish_reason: _sampling_pb2.FinishReason
         stop_token_id: int
         handoff: _kv_handoff_pb2.KvHandoff
         error: LegError
-        def __init__(self, leg_id: _Optional[int] = ..., first_token: _Optional[_Union[_kv_handoff_pb2.FirstToken, _Mapping]] = ..., finish_reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., handoff: _Optional[_Union[_kv_handoff_pb2.KvHandoff, _Mapping]] = ..., error: _Optional[_Union[LegError, _Mapping]] = ...) -> None: ...
+        prompt_logprobs: _sampling_pb2.Logprobs
+        def __init__(self, leg_id: _Optional[int] = ..., first_token: _Optional[_Union[_kv_handoff_pb2.FirstToken, _Mapping]] = ..., finish_reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., handoff: _Optional[_Union[_kv_handoff_pb2.KvHandoff, _Mapping]] = ..., error: _Optional[_Union[LegError, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.Logprobs, _Mapping]] = ...) -> None: ...
     FINISHES_FIELD_NUMBER: _ClassVar[int]
     finishes: _containers.RepeatedCompositeFieldContainer[RunPrefillsResponse.Finish]
     def __init__(self, finishes: _Optional[_Iterable[_Union[RunPrefillsResponse.Finish, _Mapping]]] = ...) -> None: ...
@@ -96,19 +98,23 @@ class RunDecodesRequest(_message.Message):
     def __init__(self, starts: _Optional[_Iterable[_Union[RunDecodesRequest.Start, _Mapping]]] = ..., cancel_leg_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepTokens(_message.Message):
-    __slots__ = ("leg_ids", "token_ids", "logprobs", "logprob_rows")
+    __slots__ = ("leg_ids", "token_ids", "logprobs", "logprob_rows", "prompt_logprobs", "prompt_logprob_rows")
     LEG_IDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_ROWS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROB_ROWS_FIELD_NUMBER: _ClassVar[int]
     leg_ids: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.Logprobs]
     logprob_rows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, leg_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.Logprobs, _Mapping]]] = ..., logprob_rows: _Optional[_Iterable[int]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.Logprobs]
+    prompt_logprob_rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, leg_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.Logprobs, _Mapping]]] = ..., logprob_rows: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_sampling_pb2.Logprobs, _Mapping]]] = ..., prompt_logprob_rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LegFinish(_message.Message):
-    __slots__ = ("leg_id", "token_ids", "logprobs", "finish_reason", "stop_token_id", "kv_pulled_byte_count", "error")
+    __slots__ = ("leg_id", "token_ids", "logprobs", "finish_reason", "stop_token_id", "kv_pulled_byte_count", "error", "prompt_logprobs")
     LEG_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +122,7 @@ class LegFinish(_message.Message):
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     KV_PULLED_BYTE_COUNT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     leg_id: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _sampling_pb2.Logprobs
@@ -123,7 +130,8 @@ class LegFinish(_message.Message):
     stop_token_id: int
     kv_pulled_byte_count: int
     error: LegError
-    def __init__(self, leg_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_sampling_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., kv_pulled_byte_count: _Optional[int] = ..., error: _Optional[_Union[LegError, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _sampling_pb2.Logprobs
+    def __init__(self, leg_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_sampling_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., kv_pulled_byte_count: _Optional[int] = ..., error: _Optional[_Union[LegError, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class RunDecodesResponse(_message.Message):
     __slots__ = ("tokens", "finishes", "pulled_leg_ids")

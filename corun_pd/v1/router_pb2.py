@@ -27,55 +27,57 @@ from corun_pd.v1 import sampling_pb2 as corun__pd_dot_v1_dot_sampling__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63orun_pd/v1/router.proto\x12\x0b\x63orun_pd.v1\x1a\x1a\x63orun_pd/v1/instance.proto\x1a\x1a\x63orun_pd/v1/sampling.proto\x1a\x1egoogle/protobuf/duration.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"8\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.corun_pd.v1.ChatMessage\"\xa5\x02\n\nGeneration\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.corun_pd.v1.TokenIdsH\x00\x12\'\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x17.corun_pd.v1.ChatPromptH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.corun_pd.v1.SamplingParams\x12\x19\n\x0csample_count\x18\x06 \x01(\rH\x01\x88\x01\x01\x12!\n\x05route\x18\x07 \x01(\x0e\x32\x12.corun_pd.v1.Route\x12\x13\n\x0btokens_only\x18\x08 \x01(\x08\x42\x08\n\x06promptB\x0f\n\r_sample_count\"a\n\tPlacement\x12\x1b\n\x13prefill_instance_id\x18\x01 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_instance_id\x18\x02 \x01(\t\x12\x1b\n\x13kv_moved_byte_count\x18\x03 \x01(\x04\"\x9d\x02\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsH\x01\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12)\n\tplacement\x18\t \x01(\x0b\x32\x16.corun_pd.v1.PlacementB\r\n\x0bstop_reasonB\x0b\n\t_logprobs\"C\n\x05Usage\x12\x1a\n\x12prompt_token_count\x18\x01 \x01(\r\x12\x1e\n\x16\x63ompletion_token_count\x18\x02 \x01(\r\"\xa8\x01\n\x07Timings\x12\x31\n\x0equeue_duration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\x14\x66irst_token_duration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0etotal_duration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\">\n\x0fGenerateRequest\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.Generation\"\xc3\x01\n\x10GenerateResponse\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12$\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x13.corun_pd.v1.Choice\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.corun_pd.v1.Usage\x12\x1a\n\x12system_fingerprint\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12%\n\x07timings\x18\x06 \x01(\x0b\x32\x14.corun_pd.v1.Timings\"D\n\x15StreamGenerateRequest\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.Generation\"\xb0\x02\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsH\x01\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x02\x88\x01\x01\x12)\n\tplacement\x18\t \x01(\x0b\x32\x16.corun_pd.v1.PlacementB\r\n\x0bstop_reasonB\x0b\n\t_logprobsB\x07\n\x05_seed\"j\n\x0bStreamStart\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x1a\n\x12system_fingerprint\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x1a\n\x12prompt_token_count\x18\x04 \x01(\r\"U\n\tStreamEnd\x12!\n\x05usage\x18\x01 \x01(\x0b\x32\x12.corun_pd.v1.Usage\x12%\n\x07timings\x18\x02 \x01(\x0b\x32\x14.corun_pd.v1.Timings\"\x90\x01\n\x16StreamGenerateResponse\x12\'\n\x05start\x18\x01 \x01(\x0b\x32\x18.corun_pd.v1.StreamStart\x12(\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x18.corun_pd.v1.ChoiceDelta\x12#\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x16.corun_pd.v1.StreamEnd\"\x16\n\x14\x44\x65scribeFleetRequest\"\x90\x01\n\x0b\x46leetMember\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Instance\x12\'\n\x04load\x18\x02 \x01(\x0b\x32\x19.corun_pd.v1.InstanceLoad\x12\x11\n\tleg_count\x18\x03 \x01(\r\x12\x1c\n\x14reserved_block_count\x18\x04 \x01(\r\"\xb9\x01\n\x15\x44\x65scribeFleetResponse\x12\'\n\x08\x63ontract\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Contract\x12)\n\x07members\x18\x02 \x03(\x0b\x32\x18.corun_pd.v1.FleetMember\x12\x15\n\rrunning_count\x18\x03 \x01(\r\x12\x15\n\rwaiting_count\x18\x04 \x01(\r\x12\x1e\n\x16max_message_byte_count\x18\x05 \x01(\x04\";\n\x10JoinFleetRequest\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Instance\"(\n\x11JoinFleetResponse\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t*L\n\x05Route\x12\x15\n\x11ROUTE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROUTE_DISAGGREGATED\x10\x01\x12\x13\n\x0fROUTE_COLOCATED\x10\x02\x32\x8d\x02\n\rRouterService\x12G\n\x08Generate\x12\x1c.corun_pd.v1.GenerateRequest\x1a\x1d.corun_pd.v1.GenerateResponse\x12[\n\x0eStreamGenerate\x12\".corun_pd.v1.StreamGenerateRequest\x1a#.corun_pd.v1.StreamGenerateResponse0\x01\x12V\n\rDescribeFleet\x12!.corun_pd.v1.DescribeFleetRequest\x1a\".corun_pd.v1.DescribeFleetResponse2\\\n\x0c\x46leetService\x12L\n\tJoinFleet\x12\x1d.corun_pd.v1.JoinFleetRequest\x1a\x1e.corun_pd.v1.JoinFleetResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63orun_pd/v1/router.proto\x12\x0b\x63orun_pd.v1\x1a\x1a\x63orun_pd/v1/instance.proto\x1a\x1a\x63orun_pd/v1/sampling.proto\x1a\x1egoogle/protobuf/duration.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"8\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.corun_pd.v1.ChatMessage\"\xb3\x02\n\nGeneration\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.corun_pd.v1.TokenIdsH\x00\x12\'\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x17.corun_pd.v1.ChatPromptH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.corun_pd.v1.SamplingParams\x12\x19\n\x0csample_count\x18\x06 \x01(\rH\x01\x88\x01\x01\x12!\n\x05route\x18\x07 \x01(\x0e\x32\x12.corun_pd.v1.Route\x12\x13\n\x0btokens_only\x18\x08 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\t \x01(\x08\x42\x08\n\x06promptB\x0f\n\r_sample_count\"a\n\tPlacement\x12\x1b\n\x13prefill_instance_id\x18\x01 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_instance_id\x18\x02 \x01(\t\x12\x1b\n\x13kv_moved_byte_count\x18\x03 \x01(\x04\"\x9d\x02\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsH\x01\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12)\n\tplacement\x18\t \x01(\x0b\x32\x16.corun_pd.v1.PlacementB\r\n\x0bstop_reasonB\x0b\n\t_logprobs\"J\n\x0cScoredPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\'\n\x08logprobs\x18\x02 \x01(\x0b\x32\x15.corun_pd.v1.Logprobs\"C\n\x05Usage\x12\x1a\n\x12prompt_token_count\x18\x01 \x01(\r\x12\x1e\n\x16\x63ompletion_token_count\x18\x02 \x01(\r\"\xa8\x01\n\x07Timings\x12\x31\n\x0equeue_duration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\x14\x66irst_token_duration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0etotal_duration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\">\n\x0fGenerateRequest\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.Generation\"\xee\x01\n\x10GenerateResponse\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12$\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x13.corun_pd.v1.Choice\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.corun_pd.v1.Usage\x12\x1a\n\x12system_fingerprint\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12%\n\x07timings\x18\x06 \x01(\x0b\x32\x14.corun_pd.v1.Timings\x12)\n\x06prompt\x18\x07 \x01(\x0b\x32\x19.corun_pd.v1.ScoredPrompt\"D\n\x15StreamGenerateRequest\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.Generation\"\xb0\x02\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsH\x01\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x02\x88\x01\x01\x12)\n\tplacement\x18\t \x01(\x0b\x32\x16.corun_pd.v1.PlacementB\r\n\x0bstop_reasonB\x0b\n\t_logprobsB\x07\n\x05_seed\"j\n\x0bStreamStart\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x1a\n\x12system_fingerprint\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x1a\n\x12prompt_token_count\x18\x04 \x01(\r\"\x80\x01\n\tStreamEnd\x12!\n\x05usage\x18\x01 \x01(\x0b\x32\x12.corun_pd.v1.Usage\x12%\n\x07timings\x18\x02 \x01(\x0b\x32\x14.corun_pd.v1.Timings\x12)\n\x06prompt\x18\x03 \x01(\x0b\x32\x19.corun_pd.v1.ScoredPrompt\"\x90\x01\n\x16StreamGenerateResponse\x12\'\n\x05start\x18\x01 \x01(\x0b\x32\x18.corun_pd.v1.StreamStart\x12(\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x18.corun_pd.v1.ChoiceDelta\x12#\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x16.corun_pd.v1.StreamEnd\"\x16\n\x14\x44\x65scribeFleetRequest\"\x90\x01\n\x0b\x46leetMember\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Instance\x12\'\n\x04load\x18\x02 \x01(\x0b\x32\x19.corun_pd.v1.InstanceLoad\x12\x11\n\tleg_count\x18\x03 \x01(\r\x12\x1c\n\x14reserved_block_count\x18\x04 \x01(\r\"\xb9\x01\n\x15\x44\x65scribeFleetResponse\x12\'\n\x08\x63ontract\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Contract\x12)\n\x07members\x18\x02 \x03(\x0b\x32\x18.corun_pd.v1.FleetMember\x12\x15\n\rrunning_count\x18\x03 \x01(\r\x12\x15\n\rwaiting_count\x18\x04 \x01(\r\x12\x1e\n\x16max_message_byte_count\x18\x05 \x01(\x04\";\n\x10JoinFleetRequest\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Instance\"(\n\x11JoinFleetResponse\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t*L\n\x05Route\x12\x15\n\x11ROUTE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROUTE_DISAGGREGATED\x10\x01\x12\x13\n\x0fROUTE_COLOCATED\x10\x02\x32\x8d\x02\n\rRouterService\x12G\n\x08Generate\x12\x1c.corun_pd.v1.GenerateRequest\x1a\x1d.corun_pd.v1.GenerateResponse\x12[\n\x0eStreamGenerate\x12\".corun_pd.v1.StreamGenerateRequest\x1a#.corun_pd.v1.StreamGenerateResponse0\x01\x12V\n\rDescribeFleet\x12!.corun_pd.v1.DescribeFleetRequest\x1a\".corun_pd.v1.DescribeFleetResponse2\\\n\x0c\x46leetService\x12L\n\tJoinFleet\x12\x1d.corun_pd.v1.JoinFleetRequest\x1a\x1e.corun_pd.v1.JoinFleetResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'corun_pd.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROUTE']._serialized_start=2599
-  _globals['_ROUTE']._serialized_end=2675
+  _globals['_ROUTE']._serialized_start=2776
+  _globals['_ROUTE']._serialized_end=2852
   _globals['_CHATMESSAGE']._serialized_start=129
   _globals['_CHATMESSAGE']._serialized_end=173
   _globals['_CHATPROMPT']._serialized_start=175
   _globals['_CHATPROMPT']._serialized_end=231
   _globals['_GENERATION']._serialized_start=234
-  _globals['_GENERATION']._serialized_end=527
-  _globals['_PLACEMENT']._serialized_start=529
-  _globals['_PLACEMENT']._serialized_end=626
-  _globals['_CHOICE']._serialized_start=629
-  _globals['_CHOICE']._serialized_end=914
-  _globals['_USAGE']._serialized_start=916
-  _globals['_USAGE']._serialized_end=983
-  _globals['_TIMINGS']._serialized_start=986
-  _globals['_TIMINGS']._serialized_end=1154
-  _globals['_GENERATEREQUEST']._serialized_start=1156
-  _globals['_GENERATEREQUEST']._serialized_end=1218
-  _globals['_GENERATERESPONSE']._serialized_start=1221
-  _globals['_GENERATERESPONSE']._serialized_end=1416
-  _globals['_STREAMGENERATEREQUEST']._serialized_start=1418
-  _globals['_STREAMGENERATEREQUEST']._serialized_end=1486
-  _globals['_CHOICEDELTA']._serialized_start=1489
-  _globals['_CHOICEDELTA']._serialized_end=1793
-  _globals['_STREAMSTART']._serialized_start=1795
-  _globals['_STREAMSTART']._serialized_end=1901
-  _globals['_STREAMEND']._serialized_start=1903
-  _globals['_STREAMEND']._serialized_end=1988
-  _globals['_STREAMGENERATERESPONSE']._serialized_start=1991
-  _globals['_STREAMGENERATERESPONSE']._serialized_end=2135
-  _globals['_DESCRIBEFLEETREQUEST']._serialized_start=2137
-  _globals['_DESCRIBEFLEETREQUEST']._serialized_end=2159
-  _globals['_FLEETMEMBER']._serialized_start=2162
-  _globals['_FLEETMEMBER']._serialized_end=2306
-  _globals['_DESCRIBEFLEETRESPONSE']._serialized_start=2309
-  _globals['_DESCRIBEFLEETRESPONSE']._serialized_end=2494
-  _globals['_JOINFLEETREQUEST']._serialized_start=2496
-  _globals['_JOINFLEETREQUEST']._serialized_end=2555
-  _globals['_JOINFLEETRESPONSE']._serialized_start=2557
-  _globals['_JOINFLEETRESPONSE']._serialized_end=2597
-  _globals['_ROUTERSERVICE']._serialized_start=2678
-  _globals['_ROUTERSERVICE']._serialized_end=2947
-  _globals['_FLEETSERVICE']._serialized_start=2949
-  _globals['_FLEETSERVICE']._serialized_end=3041
+  _globals['_GENERATION']._serialized_end=541
+  _globals['_PLACEMENT']._serialized_start=543
+  _globals['_PLACEMENT']._serialized_end=640
+  _globals['_CHOICE']._serialized_start=643
+  _globals['_CHOICE']._serialized_end=928
+  _globals['_SCOREDPROMPT']._serialized_start=930
+  _globals['_SCOREDPROMPT']._serialized_end=1004
+  _globals['_USAGE']._serialized_start=1006
+  _globals['_USAGE']._serialized_end=1073
+  _globals['_TIMINGS']._serialized_start=1076
+  _globals['_TIMINGS']._serialized_end=1244
+  _globals['_GENERATEREQUEST']._serialized_start=1246
+  _globals['_GENERATEREQUEST']._serialized_end=1308
+  _globals['_GENERATERESPONSE']._serialized_start=1311
+  _globals['_GENERATERESPONSE']._serialized_end=1549
+  _globals['_STREAMGENERATEREQUEST']._serialized_start=1551
+  _globals['_STREAMGENERATEREQUEST']._serialized_end=1619
+  _globals['_CHOICEDELTA']._serialized_start=1622
+  _globals['_CHOICEDELTA']._serialized_end=1926
+  _globals['_STREAMSTART']._serialized_start=1928
+  _globals['_STREAMSTART']._serialized_end=2034
+  _globals['_STREAMEND']._serialized_start=2037
+  _globals['_STREAMEND']._serialized_end=2165
+  _globals['_STREAMGENERATERESPONSE']._serialized_start=2168
+  _globals['_STREAMGENERATERESPONSE']._serialized_end=2312
+  _globals['_DESCRIBEFLEETREQUEST']._serialized_start=2314
+  _globals['_DESCRIBEFLEETREQUEST']._serialized_end=2336
+  _globals['_FLEETMEMBER']._serialized_start=2339
+  _globals['_FLEETMEMBER']._serialized_end=2483
+  _globals['_DESCRIBEFLEETRESPONSE']._serialized_start=2486
+  _globals['_DESCRIBEFLEETRESPONSE']._serialized_end=2671
+  _globals['_JOINFLEETREQUEST']._serialized_start=2673
+  _globals['_JOINFLEETREQUEST']._serialized_end=2732
+  _globals['_JOINFLEETRESPONSE']._serialized_start=2734
+  _globals['_JOINFLEETRESPONSE']._serialized_end=2774
+  _globals['_ROUTERSERVICE']._serialized_start=2855
+  _globals['_ROUTERSERVICE']._serialized_end=3124
+  _globals['_FLEETSERVICE']._serialized_start=3126
+  _globals['_FLEETSERVICE']._serialized_end=3218
 # @@protoc_insertion_point(module_scope)

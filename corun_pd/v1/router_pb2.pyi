@@ -33,7 +33,7 @@ class ChatPrompt(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("generation_id", "text", "token_ids", "chat", "sampling", "sample_count", "route", "tokens_only")
+    __slots__ = ("generation_id", "text", "token_ids", "chat", "sampling", "sample_count", "route", "tokens_only", "echo")
     GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class Generation(_message.Message):
     SAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
     generation_id: str
     text: str
     token_ids: _sampling_pb2.TokenIds
@@ -50,7 +51,8 @@ class Generation(_message.Message):
     sample_count: int
     route: Route
     tokens_only: bool
-    def __init__(self, generation_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_sampling_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., sample_count: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., tokens_only: bool = ...) -> None: ...
+    echo: bool
+    def __init__(self, generation_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_sampling_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., sample_count: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., tokens_only: bool = ..., echo: bool = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("prefill_instance_id", "decode_instance_id", "kv_moved_byte_count")
@@ -84,6 +86,14 @@ class Choice(_message.Message):
     placement: Placement
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_sampling_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., seed: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ...) -> None: ...
 
+class ScoredPrompt(_message.Message):
+    __slots__ = ("token_ids", "logprobs")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _sampling_pb2.Logprobs
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_sampling_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+
 class Usage(_message.Message):
     __slots__ = ("prompt_token_count", "completion_token_count")
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -109,20 +119,22 @@ class GenerateRequest(_message.Message):
     def __init__(self, generation: _Optional[_Union[Generation, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("generation_id", "choices", "usage", "system_fingerprint", "seed", "timings")
+    __slots__ = ("generation_id", "choices", "usage", "system_fingerprint", "seed", "timings", "prompt")
     GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     generation_id: str
     choices: _containers.RepeatedCompositeFieldContainer[Choice]
     usage: Usage
     system_fingerprint: str
     seed: int
     timings: Timings
-    def __init__(self, generation_id: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., system_fingerprint: _Optional[str] = ..., seed: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    prompt: ScoredPrompt
+    def __init__(self, generation_id: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., system_fingerprint: _Optional[str] = ..., seed: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., prompt: _Optional[_Union[ScoredPrompt, _Mapping]] = ...) -> None: ...
 
 class StreamGenerateRequest(_message.Message):
     __slots__ = ("generation",)
@@ -165,12 +177,14 @@ class StreamStart(_message.Message):
     def __init__(self, generation_id: _Optional[str] = ..., system_fingerprint: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_token_count: _Optional[int] = ...) -> None: ...
 
 class StreamEnd(_message.Message):
-    __slots__ = ("usage", "timings")
+    __slots__ = ("usage", "timings", "prompt")
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     usage: Usage
     timings: Timings
-    def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    prompt: ScoredPrompt
+    def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., prompt: _Optional[_Union[ScoredPrompt, _Mapping]] = ...) -> None: ...
 
 class StreamGenerateResponse(_message.Message):
     __slots__ = ("start", "deltas", "end")

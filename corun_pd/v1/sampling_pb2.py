@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63orun_pd/v1/sampling.proto\x12\x0b\x63orun_pd.v1\"\xc4\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x01H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x01H\t\x88\x01\x01\x12>\n\nlogit_bias\x18\x0b \x03(\x0b\x32*.corun_pd.v1.SamplingParams.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x17\n\nignore_eos\x18\r \x01(\x08H\n\x88\x01\x01\x12\x1a\n\rlogprob_count\x18\x0e \x01(\rH\x0b\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x0f \x03(\t\x12\x19\n\x0cinclude_stop\x18\x10 \x01(\x08H\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_ignore_eosB\x10\n\x0e_logprob_countB\x0f\n\r_include_stop\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"2\n\x0bTopLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\"Q\n\x08Logprobs\x12\x0f\n\x07sampled\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12%\n\x03top\x18\x03 \x03(\x0b\x32\x18.corun_pd.v1.TopLogprobs*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63orun_pd/v1/sampling.proto\x12\x0b\x63orun_pd.v1\"\x9b\x07\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x01H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x01H\t\x88\x01\x01\x12>\n\nlogit_bias\x18\x0b \x03(\x0b\x32*.corun_pd.v1.SamplingParams.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x17\n\nignore_eos\x18\r \x01(\x08H\n\x88\x01\x01\x12\x1a\n\rlogprob_count\x18\x0e \x01(\rH\x0b\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x0f \x03(\t\x12\x19\n\x0cinclude_stop\x18\x10 \x01(\x08H\x0c\x88\x01\x01\x12\x19\n\x11\x61llowed_token_ids\x18\x11 \x03(\r\x12\x11\n\tbad_words\x18\x12 \x03(\t\x12\x31\n\x12\x62\x61\x64_word_token_ids\x18\x13 \x03(\x0b\x32\x15.corun_pd.v1.TokenIds\x12!\n\x14prompt_logprob_count\x18\x14 \x01(\rH\r\x88\x01\x01\x12\x38\n\x11structured_output\x18\x15 \x01(\x0b\x32\x1d.corun_pd.v1.StructuredOutput\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_ignore_eosB\x10\n\x0e_logprob_countB\x0f\n\r_include_stopB\x17\n\x15_prompt_logprob_count\"\xaf\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x38\n\x07\x63hoices\x18\x03 \x01(\x0b\x32%.corun_pd.v1.StructuredOutput.ChoicesH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x1a\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\tB\x0c\n\nconstraint\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"2\n\x0bTopLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\"Q\n\x08Logprobs\x12\x0f\n\x07sampled\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12%\n\x03top\x18\x03 \x03(\x0b\x32\x18.corun_pd.v1.TopLogprobs*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,16 +33,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=914
-  _globals['_FINISHREASON']._serialized_end=1009
+  _globals['_FINISHREASON']._serialized_start=1307
+  _globals['_FINISHREASON']._serialized_end=1402
   _globals['_SAMPLINGPARAMS']._serialized_start=44
-  _globals['_SAMPLINGPARAMS']._serialized_end=752
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=503
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=551
-  _globals['_TOKENIDS']._serialized_start=754
-  _globals['_TOKENIDS']._serialized_end=777
-  _globals['_TOPLOGPROBS']._serialized_start=779
-  _globals['_TOPLOGPROBS']._serialized_end=829
-  _globals['_LOGPROBS']._serialized_start=831
-  _globals['_LOGPROBS']._serialized_end=912
+  _globals['_SAMPLINGPARAMS']._serialized_end=967
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=693
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=741
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=970
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=1145
+  _globals['_STRUCTUREDOUTPUT_CHOICES']._serialized_start=1107
+  _globals['_STRUCTUREDOUTPUT_CHOICES']._serialized_end=1131
+  _globals['_TOKENIDS']._serialized_start=1147
+  _globals['_TOKENIDS']._serialized_end=1170
+  _globals['_TOPLOGPROBS']._serialized_start=1172
+  _globals['_TOPLOGPROBS']._serialized_end=1222
+  _globals['_LOGPROBS']._serialized_start=1224
+  _globals['_LOGPROBS']._serialized_end=1305
 # @@protoc_insertion_point(module_scope)

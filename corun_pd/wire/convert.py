@@ -1,5 +1,6 @@
 """Messages to vocabulary and back. What a message lacks and must have is an InvalidRequest."""
 
+import json
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,6 +16,8 @@ from corun_pd.core import (
     RngState,
     Role,
     SamplingParams,
+    StructuredOutput,
+    Syntax,
     TokenLogprobs,
 )
 from corun_pd.errors import InvalidRequest
@@ -35,6 +38,8 @@ __all__ = [
     "logprobs_to_pb",
     "sampling_from_pb",
     "sampling_to_pb",
+    "structured_output_from_pb",
+    "structured_output_to_pb",
 ]
 
 #: The scalars that every leg carries, so that zero never stands for "unset".
@@ -85,6 +90,10 @@ def sampling_to_pb(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
         logprob_count=sampling.logprobs,
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_word_token_ids=[sampling_pb2.TokenIds(ids=word) for word in sampling.bad_words],
+        prompt_logprob_count=sampling.prompt_logprobs,
+        structured_output=structured_output_to_pb(sampling.structured_output),
     )
 
 
@@ -95,6 +104,8 @@ def sampling_from_pb(message: sampling_pb2.SamplingParams) -> SamplingParams:
             raise InvalidRequest(f"sampling.{name}", "unset; a leg carries every scalar")
     if message.stop_strings:
         raise InvalidRequest("sampling.stop_strings", "set; legs carry none, the router watches for them")
+    if message.bad_words:
+        raise InvalidRequest("sampling.bad_words", "set; legs carry their token ids")
     return SamplingParams(
         max_tokens=message.max_tokens,
         min_tokens=message.min_tokens,
@@ -110,7 +121,36 @@ def sampling_from_pb(message: sampling_pb2.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         logprobs=message.logprob_count if message.HasField("logprob_count") else None,
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(tuple(word.ids) for word in message.bad_word_token_ids),
+        structured_output=structured_output_from_pb(message),
+        prompt_logprobs=message.prompt_logprob_count if message.HasField("prompt_logprob_count") else None,
     )
+
+
+def structured_output_to_pb(output: StructuredOutput | None) -> sampling_pb2.StructuredOutput | None:
+    """What the text must look like; None stays None."""
+    if output is None:
+        return None
+    message = sampling_pb2.StructuredOutput()
+    if output.syntax is Syntax.CHOICES:
+        message.choices.texts.extend(json.loads(output.spec))
+    else:
+        setattr(message, output.syntax, output.spec)
+    return message
+
+
+def structured_output_from_pb(message: sampling_pb2.SamplingParams) -> StructuredOutput | None:
+    """What the text must look like. Raises InvalidRequest for a constraint without a syntax."""
+    if not message.HasField("structured_output"):
+        return None
+    output = message.structured_output
+    kind = output.WhichOneof("constraint")
+    if kind is None:
+        raise InvalidRequest("sampling.structured_output", "has no constraint")
+    if kind == "choices":
+        return StructuredOutput(Syntax.CHOICES, json.dumps(list(output.choices.texts)))
+    return StructuredOutput(Syntax(kind), getattr(output, kind))
 
 
 def logprobs_to_pb(logprobs: Sequence[TokenLogprobs]) -> sampling_pb2.Logprobs:

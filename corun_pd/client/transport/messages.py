@@ -11,6 +11,7 @@ from corun_pd.client.results import (
     FleetMember,
     GenerationResult,
     Placement,
+    ScoredPrompt,
     StreamEnd,
     StreamEvent,
     StreamStart,
@@ -39,6 +40,7 @@ def request_to_pb(request: GenerationRequest) -> router_pb2.Generation:
         sample_count=request.n,
         route=_ROUTES[request.route],
         tokens_only=request.tokens_only,
+        echo=request.echo,
     )
     if isinstance(request.prompt, str):
         message.text = request.prompt
@@ -68,6 +70,10 @@ def _sampling(request: GenerationRequest) -> sampling_pb2.SamplingParams:
         stop_token_ids=request.stop_token_ids,
         logprob_count=request.logprobs,
         stop_strings=request.stop,
+        allowed_token_ids=request.allowed_token_ids,
+        bad_words=request.bad_words,
+        prompt_logprob_count=request.prompt_logprobs,
+        structured_output=convert.structured_output_to_pb(request.structured_output),
     )
     if request.ignore_eos is not None:
         message.ignore_eos = request.ignore_eos
@@ -87,6 +93,7 @@ def result_from_pb(message: router_pb2.GenerateResponse) -> GenerationResult:
         system_fingerprint=message.system_fingerprint,
         seed=message.seed,
         timings=_timings(message.timings),
+        prompt=_prompt(message),
     )
 
 
@@ -98,7 +105,7 @@ def events_from_pb(message: router_pb2.StreamGenerateResponse) -> Iterator[Strea
     for delta in message.deltas:
         yield _delta(delta)
     if message.HasField("end"):
-        yield StreamEnd(_usage(message.end.usage), _timings(message.end.timings))
+        yield StreamEnd(_usage(message.end.usage), _timings(message.end.timings), _prompt(message.end))
 
 
 def fleet_from_pb(message: router_pb2.DescribeFleetResponse) -> Fleet:
@@ -158,6 +165,13 @@ def _stop_reason(message: router_pb2.Choice | router_pb2.ChoiceDelta) -> str | i
     if message.HasField("stop_string"):
         return message.stop_string
     return message.stop_token_id if message.HasField("stop_token_id") else None
+
+
+def _prompt(message: router_pb2.GenerateResponse | router_pb2.StreamEnd) -> ScoredPrompt | None:
+    if not message.HasField("prompt"):
+        return None
+    logprobs = convert.logprobs_from_pb(message.prompt.logprobs)
+    return ScoredPrompt(tuple(message.prompt.token_ids), tuple(logprobs))
 
 
 def _placement(message: router_pb2.Placement) -> Placement:

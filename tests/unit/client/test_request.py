@@ -45,6 +45,7 @@ def test_the_public_face_is_pinned() -> None:
         "Prompt",
         "RetryPolicy",
         "Route",
+        "ScoredPrompt",
         "Stream",
         "StreamEnd",
         "StreamEvent",

@@ -10,8 +10,9 @@ from transformers import PreTrainedTokenizerFast
 from corun_pd.core import SEED_LIMIT, SamplingParams
 from corun_pd.errors import InvalidRequest
 from corun_pd.router.policy import Route
+from corun_pd.router.sampling import Limits
 from corun_pd.router.text import GenerationDefaults, TextModel
-from corun_pd.router.validate import Limits, Task, resolve
+from corun_pd.router.validate import Task, resolve
 from corun_pd.v1 import router_pb2, sampling_pb2
 
 LIMITS = Limits(max_model_tokens=64, vocabulary=300, max_logprobs=20)

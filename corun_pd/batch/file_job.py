@@ -91,9 +91,9 @@ class FileJob:
         self._fleet = await self._client.describe(timeout_s=DESCRIBE_TIMEOUT_S)
         self._served = Served.of(self._fleet)
         options = self.options
-        self._source = BatchSource(self.inputs, self._served, seed=options.seed, route=options.route)
         for _ in self.inputs.read():
             await self._turn()
+        self._source = BatchSource(self.inputs, self._served, seed=options.seed, route=options.route)
         header = job_header(self._served, self.inputs.digests, options.seed, options.route)
         with disk_errors(self.files.out.path):
             self._journal, self.tally = open_journal(
@@ -120,7 +120,7 @@ class FileJob:
         if self._journal.receipt is not None:
             return
         concurrency = self.options.concurrency or self._served.concurrency
-        missing = self._source.remaining(self._journal.is_finished)
+        missing = self._source.remaining(self._journal.has)
         ahead = LookAhead(missing, self.options.order, concurrency)
         run = answer_all(ahead, self._client, self._served, concurrency, self.options.timeout_s, self._stop)
         with disk_errors(self.files.out.path):
@@ -189,7 +189,7 @@ class FileJob:
             if refusal is not None:
                 self._say(f"refused: {refusal}")
                 answer = refusal_answer(refusal, self._served)
-                journal.append(answer.index, answer.measure, answer.data)
+                journal.append(answer.index, answer.crc, answer.measure, answer.data)
                 tally.add(answer.measure)
             if not total % TURN_LINES:
                 await self._turn()
@@ -208,7 +208,7 @@ class FileJob:
         self.files.flush()
 
     def _record(self, answer: Answer) -> None:
-        self._journal.append(answer.index, answer.measure, answer.data)
+        self._journal.append(answer.index, answer.crc, answer.measure, answer.data)
         self.tally.add(answer.measure)
         self._had_accidents |= answer.measure.is_accident
         if answer.index == self._next:

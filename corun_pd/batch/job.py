@@ -28,12 +28,14 @@ __all__ = ["Answer", "answer_all", "refusal_answer", "run_job"]
 class Answer:
     """The answer to one line. `data` is its line for the output file, or for the error file.
 
-    `index` counts the lines that are not blank from 0, `number` the physical ones from 1. `result` is
+    `index` counts the lines that are not blank from 0, `number` the physical ones from 1; `crc` is the
+    CRC-32 of the line. `result` is
     None when the line failed, and `error` when it did not.
     """
 
     index: int
     number: int
+    crc: int
     custom_id: str | None
     data: bytes
     measure: Measure
@@ -137,7 +139,7 @@ async def _answer(
             named = openai_error(line.endpoint, line.body, error)
         return _failure(line, item.key, served, named)
     data = encode(result_line(item, result))
-    return Answer(line.index, line.number, line.custom_id, data, measure_result(result), result)
+    return Answer(line.index, line.number, line.crc, line.custom_id, data, measure_result(result), result)
 
 
 def refusal_answer(refusal: Refusal, served: Served) -> Answer:
@@ -148,7 +150,8 @@ def refusal_answer(refusal: Refusal, served: Served) -> Answer:
 
 def _failure(line: BatchLine | Refusal, key: bytes, served: Served, error: CorunError) -> Answer:
     data = encode(failure_line(served.fingerprint, key, line.custom_id, error))
-    return Answer(line.index, line.number, line.custom_id, data, Measure(status_of(error)), error=error)
+    measure = Measure(status_of(error))
+    return Answer(line.index, line.number, line.crc, line.custom_id, data, measure, error=error)
 
 
 def _check_contract(served: Served, result: GenerationResult) -> None:

@@ -27,6 +27,7 @@ from typing import Final, Self
 from corun_pd.batch.disk import replace_file
 from corun_pd.batch.frames import MAGIC, Frame, pack, read_at, scan, write_all
 from corun_pd.batch.line import Json
+from corun_pd.batch.reader import RawLine
 from corun_pd.batch.report import Measure
 from corun_pd.errors import ContractMismatch, SetupError
 
@@ -35,8 +36,8 @@ __all__ = ["SYNC_INTERVAL_S", "Checked", "Journal", "Receipt", "journal_path"]
 #: Between two syncs, in seconds.
 SYNC_INTERVAL_S: Final = 5.0
 
-#: What stands before an answer's bytes: its index, and the fields of its Measure.
-_ENTRY: Final = struct.Struct("<QHIIQff")
+#: What stands before an answer's bytes: its line's index and CRC-32, and the fields of its Measure.
+_ENTRY: Final = struct.Struct("<QIHIIQff")
 
 
 class Kind(IntEnum):
@@ -71,7 +72,7 @@ def journal_path(out: Path) -> Path:
 
 
 class Journal:
-    """An open journal, for one process (`lock.OutputLock`). Memory: 8 bytes a line.
+    """An open journal, for one process (`lock.OutputLock`). Memory: 12 bytes a line.
 
     `header` is what the job is; `checked` and `receipt` are None until they are recorded; `cut_bytes` is
     how much was torn when it was opened. Methods raise OSError when the disk fails.
@@ -86,6 +87,7 @@ class Journal:
         self._fd = -1
         self._end = 0
         self._offsets = array("q")
+        self._crcs = array("I")
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, str]) -> Self:
@@ -140,10 +142,22 @@ class Journal:
         """Whether that line has its answer."""
         return index < len(self._offsets) and self._offsets[index] > 0
 
-    def append(self, index: int, measure: Measure, data: bytes) -> None:
-        """Records a line's answer."""
+    def has(self, line: RawLine) -> bool:
+        """`is_finished`. Raises SetupError when the answer is that of another line's content."""
+        if not self.is_finished(line.index):
+            return False
+        if self._crcs[line.index] != line.crc:
+            what = (
+                f"{self.path}: has an answer to other content of line {line.number}, so the input was changed"
+            )
+            raise SetupError(f"{what} while the job ran; remove the journal to start over")
+        return True
+
+    def append(self, index: int, crc: int, measure: Measure, data: bytes) -> None:
+        """Records the answer to the line of that index and CRC-32."""
         entry = _ENTRY.pack(
             index,
+            crc,
             measure.status,
             measure.prompt_tokens,
             measure.completion_tokens,
@@ -151,7 +165,7 @@ class Journal:
             measure.first_token_s,
             measure.per_token_s,
         )
-        self._put(index, self._write(Kind.ANSWER, entry + data))
+        self._put(index, crc, self._write(Kind.ANSWER, entry + data))
 
     def mark_checked(self, checked: Checked) -> None:
         """Records that all lines have been checked."""
@@ -190,13 +204,17 @@ class Journal:
         elif frame.kind == Kind.RECEIPT:
             self.receipt = Receipt(**json.loads(frame.payload))
         elif frame.kind == Kind.ANSWER and not (measure := _measure(frame)).is_accident:
-            self._put(_ENTRY.unpack_from(frame.payload)[0], frame.offset)
+            index, crc = _ENTRY.unpack_from(frame.payload)[:2]
+            self._put(index, crc, frame.offset)
             count(measure)
 
-    def _put(self, index: int, offset: int) -> None:
+    def _put(self, index: int, crc: int, offset: int) -> None:
         if (missing := index + 1 - len(self._offsets)) > 0:
-            self._offsets.extend(array("q", bytes(8 * max(missing, 1024))))
+            count = max(missing, 1024)
+            self._offsets.extend(array("q", [0]) * count)
+            self._crcs.extend(array("I", [0]) * count)
         self._offsets[index] = offset
+        self._crcs[index] = crc
 
     def _write(self, kind: Kind, payload: bytes) -> int:
         data, offset = pack(kind, payload), self._end
@@ -206,7 +224,7 @@ class Journal:
 
 
 def _measure(frame: Frame) -> Measure:
-    return Measure(*_ENTRY.unpack_from(frame.payload)[1:])
+    return Measure(*_ENTRY.unpack_from(frame.payload)[2:])
 
 
 def _json(value: Mapping[str, Json]) -> bytes:

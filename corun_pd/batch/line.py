@@ -34,6 +34,7 @@ class BatchLine:
 
     index: int
     number: int
+    crc: int
     custom_id: str
     endpoint: Endpoint
     body: dict[str, Json]
@@ -46,6 +47,7 @@ class Refusal:
 
     index: int
     number: int
+    crc: int
     place: str
     custom_id: str | None
     error: InvalidRequest
@@ -67,10 +69,10 @@ def parse_line(raw: RawLine, place: Callable[[int], str]) -> BatchLine | Refusal
         custom_id = _custom_id(row)
         if unknown := sorted(row.keys() - set(_KEYS)):
             raise InvalidRequest(unknown[0][:64], f"is not a field of a batch line; {', '.join(_KEYS)} are")
-        return BatchLine(raw.index, raw.number, custom_id, _endpoint(row), _body(row), len(raw.data))
+        return BatchLine(raw.index, raw.number, raw.crc, custom_id, _endpoint(row), _body(row), len(raw.data))
     except InvalidRequest as error:
         whose = custom_id or _leading_id(raw.data)
-        return Refusal(raw.index, raw.number, place(raw.number), whose, error)
+        return Refusal(raw.index, raw.number, raw.crc, place(raw.number), whose, error)
 
 
 def _strict_json(data: bytes) -> Json:

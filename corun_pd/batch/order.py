@@ -79,17 +79,35 @@ class _Group:
     heap: list[tuple[int, int, _Length, Work]] = field(default_factory=list)
     answers: int = 0
     tokens: float = 0.0
+    first: tuple[float, int] = (-1, 0)
 
     def push(self, length: _Length, work: Work) -> None:
+        """Adds a line."""
         heapq.heappush(self.heap, (-length.rank(NO_LIMIT), work.line.index, length, work))
+        self._look()
 
     def pop(self) -> Work:
-        return heapq.heappop(self.heap)[-1]
+        """Takes the first line."""
+        work = heapq.heappop(self.heap)[-1]
+        self._look()
+        return work
 
-    def first(self) -> tuple[int, int]:
-        """Its first line's rank and place. Until an answer has been seen, its limit counts."""
-        _, index, length, _ = self.heap[0]
-        return length.rank(self.tokens / self.answers if self.answers else NO_LIMIT), -index
+    def learn(self, tokens: float) -> None:
+        """Takes account of an answer."""
+        self.answers += 1
+        self.tokens += tokens
+        self._look()
+
+    def _look(self) -> None:
+        """`first` is the rank and place of the first line, below all others when there is none.
+
+        Until an answer has been seen, the limit counts.
+        """
+        if self.heap:
+            _, index, length, _ = self.heap[0]
+            self.first = (length.rank(self.tokens / self.answers if self.answers else NO_LIMIT), -index)
+        else:
+            self.first = (-1, 0)
 
 
 class LookAhead:
@@ -111,10 +129,9 @@ class LookAhead:
         self._fill()
         if self._refusals:
             return self._refusals.pop()
-        groups = [group for group in self._groups.values() if group.heap]
-        if not groups:
+        if not self._held:
             return None
-        work = max(groups, key=_Group.first).pop()
+        work = max(self._groups.values(), key=lambda group: group.first).pop()
         self._held -= 1
         self._held_bytes -= work.line.size
         return work
@@ -123,8 +140,7 @@ class LookAhead:
         """Takes account of a line's answer."""
         group = self._groups.get(_Length.of(work.request).group)
         if group is not None:
-            group.answers += 1
-            group.tokens += tokens_per_sample
+            group.learn(tokens_per_sample)
 
     def _fill(self) -> None:
         while self._held < self._lines and self._held_bytes < LOOK_AHEAD_BYTES:

@@ -6,6 +6,7 @@ is bounded by the longest line that is allowed.
 """
 
 import hashlib
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,11 @@ class RawLine:
     number: int
     data: bytes
     is_too_long: bool = False
+
+    @property
+    def crc(self) -> int:
+        """CRC-32 of `data`: ties a finished line to what it said."""
+        return zlib.crc32(self.data)
 
 
 class Reader:

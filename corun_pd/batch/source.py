@@ -10,6 +10,7 @@ from typing import Final, Self
 from corun_pd.batch.body import body_to_request
 from corun_pd.batch.inputs import InputFiles, Inputs
 from corun_pd.batch.line import BatchLine, Json, Refusal, parse_line
+from corun_pd.batch.reader import RawLine
 from corun_pd.client import Fleet, GenerationRequest, Options, Route
 from corun_pd.core import Role
 from corun_pd.errors import InvalidRequest, SetupError, Unavailable
@@ -59,7 +60,7 @@ class BatchSource:
 
     Beside the longest line, it keeps about 150 bytes for each line that it has seen, to find a custom_id
     that comes again: its first line keeps it, and later ones are refused. Every pass must find what the
-    first one found.
+    inputs' last one found.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class BatchSource:
         self.served = served
         self.seed = seed
         self.route = route
-        self._digests: tuple[str, ...] | None = None
+        self._digests = self.inputs.digests or None
 
     def __iter__(self) -> Iterator[Work | Refusal]:
         """Raises SetupError for inputs that cannot be read, or that are not those of the last pass."""
@@ -88,14 +89,14 @@ class BatchSource:
             except InvalidRequest as error:
                 yield self._refusal(item, error)
 
-    def remaining(self, is_finished: Callable[[int], bool]) -> Iterator[Work]:
-        """A later pass: the work of the lines that are not finished, by index.
+    def remaining(self, is_finished: Callable[[RawLine], bool]) -> Iterator[Work]:
+        """A later pass: the work of the lines that are not finished.
 
         Finished lines are not even parsed. Refused ones must be among them. Raises SetupError for inputs
         that are not those of the last pass.
         """
         for raw in self.inputs:
-            if is_finished(raw.index):
+            if is_finished(raw):
                 continue
             item = parse_line(raw, self.inputs.place)
             work = self._work(item) if isinstance(item, BatchLine) else item
@@ -143,7 +144,8 @@ class BatchSource:
             raise InvalidRequest("model", f"is {model!r:.80}; {self.served.models[0]!r} is served")
 
     def _refusal(self, line: BatchLine | Refusal, error: InvalidRequest) -> Refusal:
-        return Refusal(line.index, line.number, self.inputs.place(line.number), line.custom_id, error)
+        place = self.inputs.place(line.number)
+        return Refusal(line.index, line.number, line.crc, place, line.custom_id, error)
 
     def _require_same(self) -> None:
         if self._digests not in (None, self.inputs.digests):

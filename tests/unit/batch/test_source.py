@@ -77,7 +77,7 @@ def test_how_deep_a_line_may_be_nested_does_not_depend_on_who_asks(tmp_path: Pat
     (_, refused) = source.check()
     assert refused is not None
     assert refused.error.problem == "is nested deeper than 128 levels"
-    assert [work.line.custom_id for work in source.remaining(lambda index: index == 1)] == ["126"]
+    assert [work.line.custom_id for work in source.remaining(lambda line: line.index == 1)] == ["126"]
 
 
 def test_a_line_that_cannot_be_parsed_is_reported_under_its_id(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ that are no number null, since JSON has neither.
 import hashlib
 import json
 import math
+from dataclasses import replace
 from typing import Final
 
 from corun_pd.batch.line import Endpoint, Json
 from corun_pd.batch.source import Work
-from corun_pd.client import Choice, GenerationResult
+from corun_pd.client import Choice, GenerationResult, ScoredPrompt
 from corun_pd.core import TokenLogprobs
 from corun_pd.errors import CorunError, DeadlineExceeded, InvalidRequest
 
@@ -31,15 +32,22 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_ci
 def result_line(work: Work, result: GenerationResult) -> dict[str, Json]:
     """The line of an answer."""
     name = _name(result.system_fingerprint, work.key)
+    given = work.line.body
     chat = work.line.endpoint is Endpoint.CHAT
-    with_ids = bool(work.line.body.get("return_token_ids"))
-    render = _chat_choice if chat else _completion_choice
+    with_ids = bool(given.get("return_token_ids"))
+    if chat:
+        choices = [_chat_choice(choice, with_ids) for choice in result.choices]
+    else:
+        echoed = result.prompt if given.get("echo") else None
+        choices = [
+            _completion_choice(choice, with_ids, echoed, given.get("logprobs")) for choice in result.choices
+        ]
     body: dict[str, Json] = {
         "id": f"chatcmpl-{name}" if chat else f"cmpl-{name}",
         "object": "chat.completion" if chat else "text_completion",
         "created": 0,
         "model": work.line.body.get("model"),
-        "choices": [render(choice, with_ids) for choice in result.choices],
+        "choices": list(choices),
         "usage": {
             "prompt_tokens": result.usage.prompt_tokens,
             "completion_tokens": result.usage.completion_tokens,
@@ -48,6 +56,11 @@ def result_line(work: Work, result: GenerationResult) -> dict[str, Json]:
         "system_fingerprint": result.system_fingerprint,
         "seed": result.seed,
     }
+    wanted = given.get("prompt_logprobs")
+    if result.prompt is not None and isinstance(wanted, int):
+        # vLLM has them once for a chat, and in each choice of a completion.
+        for place in [body] if chat else choices:
+            place["prompt_logprobs"] = _prompt_logprobs(result.prompt, wanted)
     return _line(name, work.line.custom_id, 200, body)
 
 
@@ -92,14 +105,21 @@ def _name(fingerprint: str, key: bytes) -> str:
     return hashlib.sha256(fingerprint.encode() + key).hexdigest()[:24]
 
 
-def _completion_choice(choice: Choice, with_ids: bool) -> dict[str, Json]:
+def _completion_choice(
+    choice: Choice, with_ids: bool, echoed: ScoredPrompt | None, wanted: Json
+) -> dict[str, Json]:
+    """A completion's choice. The logprobs of an echoed prompt come before the answer's, `wanted` of each."""
     logprobs: dict[str, Json] | None = None
     if choice.logprobs is not None:
-        rows = list(zip(choice.token_ids, choice.logprobs, strict=True))
+        rows: list[tuple[int, TokenLogprobs | None]] = list(
+            zip(choice.token_ids, choice.logprobs, strict=True)
+        )
+        if echoed is not None and isinstance(wanted, int):
+            rows[:0] = [(token_id, entry and _cut(entry, wanted)) for token_id, entry in _prompt_rows(echoed)]
         logprobs = {
             "tokens": [_token(token_id) for token_id, _ in rows],
-            "token_logprobs": [_number(entry.sampled) for _, entry in rows],
-            "top_logprobs": [_top(token_id, entry) for token_id, entry in rows],
+            "token_logprobs": [None if entry is None else _number(entry.sampled) for _, entry in rows],
+            "top_logprobs": [None if entry is None else _top(token_id, entry) for token_id, entry in rows],
         }
     return {"index": choice.index, "text": choice.text, "logprobs": logprobs, **_ending(choice, with_ids)}
 
@@ -120,6 +140,32 @@ def _chat_choice(choice: Choice, with_ids: bool) -> dict[str, Json]:
 def _ending(choice: Choice, with_ids: bool) -> dict[str, Json]:
     ids: dict[str, Json] = {"token_ids": list(choice.token_ids)} if with_ids else {}
     return {"finish_reason": choice.finish_reason.value, "stop_reason": choice.stop_reason, **ids}
+
+
+def _prompt_logprobs(prompt: ScoredPrompt, wanted: int) -> Json:
+    """As vLLM has them: null for the first token, then by token id, the prompt's own token among them."""
+    rows: list[Json] = []
+    for token_id, entry in _prompt_rows(prompt):
+        if entry is None:
+            rows.append(None)
+            continue
+        ranked = [*((i, n, logprob) for n, (i, logprob) in enumerate(entry.top[:wanted], 1))]
+        ranked.append((token_id, entry.rank, entry.sampled))
+        rows.append(
+            {
+                str(i): {"logprob": _number(logprob), "rank": rank, "decoded_token": None}
+                for i, rank, logprob in ranked
+            }
+        )
+    return rows
+
+
+def _prompt_rows(prompt: ScoredPrompt) -> list[tuple[int, TokenLogprobs | None]]:
+    return list(zip(prompt.token_ids, (None, *prompt.logprobs), strict=True))
+
+
+def _cut(entry: TokenLogprobs, wanted: int) -> TokenLogprobs:
+    return replace(entry, top=entry.top[:wanted])
 
 
 def _top(token_id: int, entry: TokenLogprobs) -> dict[str, Json]:

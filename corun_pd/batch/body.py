@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final, cast
 
 from corun_pd.batch.line import Endpoint, Json
+from corun_pd.batch.structured import structured_output
 from corun_pd.client import GenerationRequest, Options, Prompt, build_request
 from corun_pd.errors import InvalidRequest, UnsupportedParameter
 
@@ -15,6 +16,8 @@ __all__ = ["body_to_request", "openai_error"]
 
 #: Served, by the client's name of it.
 SERVED: Final[Mapping[str, str]] = {
+    "allowed_token_ids": "allowed_token_ids",
+    "bad_words": "bad_words",
     "frequency_penalty": "frequency_penalty",
     "ignore_eos": "ignore_eos",
     "include_stop_str_in_output": "include_stop",
@@ -24,6 +27,7 @@ SERVED: Final[Mapping[str, str]] = {
     "min_tokens": "min_tokens",
     "n": "n",
     "presence_penalty": "presence_penalty",
+    "prompt_logprobs": "prompt_logprobs",
     "repetition_penalty": "repetition_penalty",
     "seed": "seed",
     "stop": "stop",
@@ -40,8 +44,6 @@ IGNORED: Final = frozenset(
 
 #: Accepted at the values that change nothing, and refused at others.
 NEUTRAL: Final[Mapping[str, tuple[Json, ...]]] = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "cache_salt": (),
     "guided_choice": (),
     "guided_grammar": (),
@@ -51,8 +53,6 @@ NEUTRAL: Final[Mapping[str, tuple[Json, ...]]] = {
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "priority": (0,),
-    "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (True,),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
@@ -60,7 +60,6 @@ NEUTRAL: Final[Mapping[str, tuple[Json, ...]]] = {
     "store": (False,),
     "stream": (False,),
     "stream_options": (),
-    "structured_outputs": (),
     "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
@@ -69,7 +68,6 @@ NEUTRAL: Final[Mapping[str, tuple[Json, ...]]] = {
 NEUTRAL_BY_ENDPOINT: Final[Mapping[Endpoint, Mapping[str, tuple[Json, ...]]]] = {
     Endpoint.COMPLETIONS: {
         "add_special_tokens": (True,),
-        "echo": (False,),
         "prompt_embeds": (),
         "suffix": ("",),
     },
@@ -96,11 +94,10 @@ NEUTRAL_BY_ENDPOINT: Final[Mapping[Endpoint, Mapping[str, tuple[Json, ...]]]] = 
         "web_search_options": (),
     },
 }
+_BOTH: Final = frozenset({"model", "response_format", "return_token_ids", "structured_outputs"})
 OWN: Final[Mapping[Endpoint, frozenset[str]]] = {
-    Endpoint.COMPLETIONS: frozenset({"best_of", "logprobs", "model", "prompt", "return_token_ids"}),
-    Endpoint.CHAT: frozenset(
-        {"logprobs", "max_completion_tokens", "messages", "model", "return_token_ids", "top_logprobs"}
-    ),
+    Endpoint.COMPLETIONS: frozenset({"best_of", "echo", "logprobs", "prompt"}) | _BOTH,
+    Endpoint.CHAT: frozenset({"logprobs", "max_completion_tokens", "messages", "top_logprobs"}) | _BOTH,
 }
 
 
@@ -118,10 +115,16 @@ def body_to_request(
     }
     if "logit_bias" in given:
         options["logit_bias"] = _logit_bias(given["logit_bias"])
+    if (constraint := structured_output(given)) is not None:
+        options["structured_output"] = constraint
     prompt: Json = None
     if endpoint is Endpoint.COMPLETIONS:
         prompt = _prompt(given)
         options["logprobs"] = given.get("logprobs")
+        if "echo" in given:
+            options["echo"] = given["echo"]
+        if given.get("echo") is True and "logprobs" in given:
+            options["prompt_logprobs"] = _echoed_logprobs(given)
         if given.get("best_of", options.get("n", 1)) != options.get("n", 1):
             raise UnsupportedParameter("best_of", "can be served when it equals n alone")
     else:
@@ -136,11 +139,16 @@ def body_to_request(
 
 def openai_error(endpoint: Endpoint, body: Mapping[str, Json], error: InvalidRequest) -> InvalidRequest:
     """The error under the name that the body has for the wire's field."""
-    chat = endpoint is Endpoint.CHAT
+    chat, vllm = endpoint is Endpoint.CHAT, body.get("structured_outputs") is not None
+    constraint = "structured_outputs" if vllm else "response_format"
     names = {
         "sampling.stop_strings": "stop",
         "sampling.include_stop": "include_stop_str_in_output",
         "sampling.logprob_count": "top_logprobs" if chat else "logprobs",
+        "sampling.prompt_logprob_count": "prompt_logprobs",
+        "sampling.structured_output.json_schema": f"{constraint}.json{'_schema' * (not vllm)}",
+        "sampling.structured_output.choices": f"{constraint}.choice",
+        "sampling.structured_output": constraint,
         "sampling.max_tokens": "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens",
         "sampling.": "",
         "sample_count": "n",
@@ -213,6 +221,13 @@ def _chat_logprobs(given: Mapping[str, Json]) -> Json:
     if not wanted and top is not None:
         raise InvalidRequest("top_logprobs", "needs logprobs: true")
     return (0 if top is None else top) if wanted else None
+
+
+def _echoed_logprobs(given: Mapping[str, Json]) -> Json:
+    """As many for an echoed prompt as for the answer, or more where more are asked for."""
+    counts = [given[name] for name in ("logprobs", "prompt_logprobs") if name in given]
+    numbers = [count for count in counts if type(count) is int]
+    return max(numbers) if len(numbers) == len(counts) else counts[0]
 
 
 def _max_completion_tokens(given: Mapping[str, Json]) -> Json:

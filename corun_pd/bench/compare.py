@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from corun_pd.client import Choice, GenerationResult, TokenLogprobs
 
@@ -69,7 +70,18 @@ def first_difference(request: int, expected: GenerationResult, found: Generation
         for (field, position, one_bits), (_, _, other_bits) in rows:
             if one_bits != other_bits:
                 return Difference(request, one_choice.index, field, position, one_bits, other_bits)
+    for position, (one_bits, other_bits) in enumerate(
+        zip_longest(_prompt_bits(expected), _prompt_bits(found))
+    ):
+        if one_bits != other_bits:
+            return Difference(request, 0, "prompt", position, str(one_bits), str(other_bits))
     return None
+
+
+def _prompt_bits(result: GenerationResult) -> Iterator[str]:
+    if result.prompt is not None:
+        yield f"{len(result.prompt.token_ids)} tokens: {result.prompt.token_ids}"
+        yield from map(_logprob_bits, result.prompt.logprobs)
 
 
 def _bits(choice: Choice) -> Iterator[tuple[str, int | None, str]]:

@@ -10,6 +10,7 @@ from corun_pd.core import Role
 from corun_pd.engine.vllm import random_weights
 from corun_pd.engine.vllm.scheduler import CoRunScheduler, CountingScheduler
 from corun_pd.engine.vllm.settings import Settings
+from corun_pd.engine.vllm.structured import COMPILER, has_tokenizer
 from corun_pd.errors import SetupError
 
 __all__ = ["device_type", "engine_arguments"]
@@ -32,7 +33,8 @@ def engine_arguments(model: Path, role: Role, config: EngineConfig) -> dict[str,
         )
     arguments: dict[str, Any] = {
         "model": str(model),
-        "skip_tokenizer_init": True,
+        # Tokens in, tokens out; a grammar alone needs to know what tokens spell.
+        "skip_tokenizer_init": not has_tokenizer(model),
         "dtype": config.dtype,
         "max_model_len": config.max_model_tokens,
         "max_num_seqs": config.slots,
@@ -40,6 +42,7 @@ def engine_arguments(model: Path, role: Role, config: EngineConfig) -> dict[str,
         "block_size": config.block_tokens,
         "tensor_parallel_size": config.tensor_parallel_size,
         "max_logprobs": config.max_logprobs,
+        "structured_outputs_config": {"backend": COMPILER},
         "scheduler_cls": CountingScheduler if role is Role.STANDARD else CoRunScheduler,
         "additional_config": Settings.of(role, config).as_additional_config(),
         # A hit in the prefix cache moves the chunk borders of whoever hits.

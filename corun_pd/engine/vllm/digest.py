@@ -3,14 +3,17 @@
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from corun_pd.errors import SetupError
 
-__all__ = ["model_digest"]
+__all__ = ["model_digest", "tokenizer_digest"]
 
 _PATTERNS = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
+
+_TOKENIZER_PATTERNS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "*.model")
 
 
 def model_digest(folder: Path) -> str:
@@ -21,7 +24,16 @@ def model_digest(folder: Path) -> str:
     """
     if not (folder / "config.json").is_file():
         raise SetupError(f"{folder}: no config.json; this is not a model folder")
-    files = sorted({path for pattern in _PATTERNS for path in folder.glob(pattern)})
+    return _digest(folder, _PATTERNS)
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """SHA-256 over the names and contents of the tokenizer, in hex. Grammars mask tokens by their texts."""
+    return _digest(folder, _TOKENIZER_PATTERNS)
+
+
+def _digest(folder: Path, patterns: Sequence[str]) -> str:
+    files = sorted({path for pattern in patterns for path in folder.glob(pattern)})
     cache = _Cache()
     with ThreadPoolExecutor() as pool:
         digests = list(pool.map(cache.digest_of, files))

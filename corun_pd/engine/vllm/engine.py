@@ -12,6 +12,7 @@ import queue
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,6 +166,7 @@ class VllmEngine:
         self._scheduler: CountingScheduler = self._core.scheduler
         self._eos = contract.eos_token_ids(vllm_config)
         self._engine_seeds = vllm_config.use_v2_model_runner
+        self._has_tokenizer = not vllm_config.model_config.skip_tokenizer_init
         kv = self._scheduler.kv_cache_config
         self._group_bytes = [g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in kv.kv_cache_groups]
         return EngineInfo(
@@ -182,6 +184,7 @@ class VllmEngine:
         )
 
     def _add(self, work: LegWork) -> None:
+        from corun_pd.engine.vllm import structured
         from corun_pd.engine.vllm.request import make_request
 
         try:
@@ -191,6 +194,11 @@ class VllmEngine:
                 raise InvalidRequest(
                     "sampling.max_tokens", f"the sequence needs {need} KV blocks of {self._info.blocks}"
                 )
+            if work.sampling.structured_output is not None:
+                structured.check(
+                    work.sampling.structured_output, request.sampling_params, self._has_tokenizer
+                )
+                self._core.structured_output_manager.grammar_init(request)
             self._legs[work.leg] = work
             self._core.add_request(request)
         except Exception as error:  # noqa: BLE001 - vLLM refuses a request with whatever it likes
@@ -208,11 +216,13 @@ class VllmEngine:
         tokens = tuple(row.new_token_ids)
         self._sampled += len(tokens)
         reason = None if row.finish_reason is None else str(row.finish_reason)
+        prompt_logprobs = _prompt_logprobs(row, work)
         if reason is None:
-            return LegOutput(work.leg, tokens, _logprobs(row, work))
+            return LegOutput(work.leg, tokens, _logprobs(row, work), prompt_logprobs=prompt_logprobs)
         del self._legs[work.leg]
         if reason not in ("stop", "length"):
-            return LegOutput(work.leg, error=EngineFailed(f"the engine ended the request with {reason!r}"))
+            unknown = EngineFailed(f"the engine ended the request with {reason!r}")
+            return LegOutput(work.leg, error=self._scheduler.refusals.pop(work.leg, unknown))
         pulled = 0
         if work.resume is not None:
             groups = zip(work.resume[1].block_groups, self._group_bytes, strict=True)
@@ -225,6 +235,7 @@ class VllmEngine:
             finish_reason=FinishReason(reason),
             stop_token_id=int(stop) if stop is not None else None,
             kv_pulled_bytes=pulled,
+            prompt_logprobs=prompt_logprobs,
         )
         return self._with_handoff(work, ended, row) if work.hand_off else ended
 
@@ -241,7 +252,7 @@ class VllmEngine:
             )
         except EngineFailed as error:
             return LegOutput(work.leg, error=error)
-        return LegOutput(work.leg, ended.token_ids, ended.logprobs, handoff=handoff)
+        return replace(ended, finish_reason=None, handoff=handoff)
 
     def _read_load(self) -> InstanceLoad:
         scheduler: Any = self._scheduler
@@ -264,6 +275,27 @@ def _logprobs(row: "EngineCoreOutput", work: LegWork) -> tuple[TokenLogprobs, ..
     wanted, columns = work.sampling.logprobs, row.new_logprobs
     if wanted is None or columns is None:
         return ()
+    return _entries(wanted, columns.logprob_token_ids, columns.logprobs, columns.sampled_token_ranks)
+
+
+def _prompt_logprobs(row: "EngineCoreOutput", work: LegWork) -> tuple[TokenLogprobs, ...] | None:
+    """They come with the first token. A prompt of one token has none, of which vLLM may say nothing."""
+    wanted, columns = work.sampling.prompt_logprobs, row.new_prompt_logprobs_tensors
+    if wanted is None or work.resume is not None:
+        return None
+    if columns is None:
+        return () if len(work.prompt) == 1 else None
+    return _entries(
+        wanted,
+        columns.logprob_token_ids.tolist(),
+        columns.logprobs.tolist(),
+        columns.selected_token_ranks.tolist(),
+    )
+
+
+def _entries(
+    wanted: int, token_ids: Sequence[Any], logprobs: Sequence[Any], ranks: Sequence[Any]
+) -> tuple[TokenLogprobs, ...]:
     return tuple(
         TokenLogprobs(
             sampled=float(values[0]),
@@ -272,9 +304,7 @@ def _logprobs(row: "EngineCoreOutput", work: LegWork) -> tuple[TokenLogprobs, ..
                 (int(i), float(v)) for i, v in zip(ids[1 : wanted + 1], values[1 : wanted + 1], strict=True)
             ),
         )
-        for ids, values, rank in zip(
-            columns.logprob_token_ids, columns.logprobs, columns.sampled_token_ranks, strict=True
-        )
+        for ids, values, rank in zip(token_ids, logprobs, ranks, strict=True)
     )
 
 

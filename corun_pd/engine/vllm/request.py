@@ -13,6 +13,7 @@ from vllm.v1.request import Request
 
 from corun_pd.core import SamplingParams
 from corun_pd.engine.base import LegWork
+from corun_pd.engine.vllm.structured import structured_outputs
 from corun_pd.kv_transfer.nixl import decode_params, prefill_params
 
 __all__ = ["first_tokens_of", "make_request", "seed_of"]
@@ -32,6 +33,8 @@ def make_request(work: LegWork, eos_token_ids: Sequence[int], engine_seeds: bool
     elif work.hand_off:
         extra["kv_transfer_params"] = prefill_params()
     params = _vllm_params(sampling, only_first=work.hand_off, extra=extra)
+    if work.resume is not None:
+        params.prompt_logprobs = None  # Prefill gave them; here they would make vLLM compute the prompt.
     if engine_seeds:
         params.seed = sampling.seed
     eos = list(eos_token_ids)
@@ -65,6 +68,10 @@ def _vllm_params(sampling: SamplingParams, only_first: bool, extra: dict[str, An
         stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
         logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+        allowed_token_ids=list(sampling.allowed_token_ids) or None,
+        _bad_words_token_ids=[list(word) for word in sampling.bad_words] or None,
+        structured_outputs=structured_outputs(sampling.structured_output),
         detokenize=False,
         extra_args=extra,
     )

@@ -19,7 +19,8 @@ from vllm.v1.request import Request, RequestStatus
 from corun_pd.config import Ablation
 from corun_pd.engine.policy import PATIENCE, Candidate, admit_in_order
 from corun_pd.engine.vllm.settings import Settings
-from corun_pd.errors import SetupError
+from corun_pd.engine.vllm.structured import reason_of
+from corun_pd.errors import CorunError, EngineFailed, InvalidRequest, SetupError
 
 __all__ = ["CoRunScheduler", "CountingScheduler"]
 
@@ -40,6 +41,7 @@ class CountingScheduler(AsyncScheduler):  # type: ignore[misc]
         self.padding_rows = 0
         self.prefilled_tokens = 0
         self.kv_moved_bytes = 0
+        self.refusals: dict[str, CorunError] = {}  # why a request ended with an error, where that is known
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """One step, as the original schedules it."""
@@ -109,6 +111,7 @@ class CoRunScheduler(CountingScheduler):
         self.prefill = self.settings.prefill_policy()
         self.step_tokens = self.max_num_scheduled_tokens
         self.put_off = 0
+        self.compiling: dict[str, Request] = {}
         chunk, longest = self.settings.chunk_tokens, self.max_model_len
         if not self.scheduler_config.enable_chunked_prefill and chunk < longest:
             raise SetupError(
@@ -116,8 +119,16 @@ class CoRunScheduler(CountingScheduler):
                 "model's attention on this device takes whole prompts only"
             )
 
+    def add_request(self, request: Request) -> None:
+        """Queues a request. One with a grammar may run once that is compiled."""
+        super().add_request(request)
+        if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            self.compiling[request.request_id] = request
+
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """One step: prompts chosen by the policy, or every decode row."""
+        if self.compiling:
+            self._take_compiled()
         running, waiting, holding = self.running, self.waiting, self.kv_holding_waiting
         slots = self.max_num_active_reqs - len(running) - len(holding)
         blocks = self._free_blocks_beyond_reservations()
@@ -160,7 +171,7 @@ class CoRunScheduler(CountingScheduler):
         waiting = self.waiting
         keys: set[str] = set()
         if self.connector is not None:
-            remote = (self._candidate(r) for r in waiting if _is_remote(r))
+            remote = (self._candidate(r) for r in waiting if _is_remote(r) and self._may_run(r))
             keys = {candidate.key for candidate in admit_in_order(remote, slots, blocks)}
         self.waiting = self._queue(_take(waiting, keys))
         try:
@@ -175,9 +186,36 @@ class CoRunScheduler(CountingScheduler):
         self._count(len(tokens), self.settings.slots if padded else len(tokens), 0)
         return output
 
+    def _take_compiled(self) -> None:
+        """Lets requests run whose grammars are compiled, and refuses those whose grammars cannot be.
+
+        vLLM does this where it schedules a request, and requests are hidden from it here. A request that
+        came with its first token has its grammar take that in, once.
+        """
+        for key, request in list(self.compiling.items()):
+            constraint = request.structured_output_request
+            if not request.is_finished() and not constraint.is_grammar_ready:
+                continue
+            del self.compiling[key]
+            if request.is_finished():
+                continue
+            grammar, given = constraint.grammar, list(request.output_token_ids)
+            if isinstance(grammar, Exception):
+                self.refusals[key] = InvalidRequest("sampling.structured_output", reason_of(grammar))
+            elif not self.structured_output_manager.accept_tokens(request, given):
+                self.refusals[key] = EngineFailed(f"the grammar does not allow the first token, {given}")
+            else:
+                request.status = RequestStatus.WAITING
+                self.deferred_waiting.discard(request)
+                continue
+            self.grammar_compile_error_reqs.add(key)
+
+    def _may_run(self, request: Request) -> bool:
+        return not self._is_blocked_waiting_status(request.status)
+
     def _local_prompts(self, waiting: Iterable[Request]) -> Iterator[Candidate]:
         for request in waiting:
-            if not _is_remote(request) and not self._is_blocked_waiting_status(request.status):
+            if not _is_remote(request) and self._may_run(request):
                 yield self._candidate(request)
 
     def _candidate(self, request: Request) -> Candidate:

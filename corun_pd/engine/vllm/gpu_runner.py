@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from corun_pd.config import Ablation
+from corun_pd.engine.vllm import gpu_prompt_logprobs
 from corun_pd.engine.vllm.settings import Settings
 
 __all__ = ["CoRunGPUModelRunner"]
@@ -53,6 +55,7 @@ class CoRunGPUModelRunner(GPUModelRunner):  # type: ignore[misc]
         self.model.compute_logits = compute_logits
         self.sampler.__class__ = ShapeAlignedSampler
         self.sampler.width = self.settings.max_logprobs
+        gpu_prompt_logprobs.install(slots, self.settings.max_logprobs)
 
     def _dispatch_prefill_at_width(self) -> None:
         """Has prefill steps of packed mode dispatched T wide."""
@@ -117,6 +120,11 @@ class ShapeAlignedSampler(Sampler):  # type: ignore[misc]
     """
 
     width: int
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> None:
+        """Has every row take the float32 copy of its logits, as the first that needs one makes all do."""
+        super().add_request(req_idx, sampling_params)
+        self.needs_logits_processing[req_idx] = True
 
     def __call__(self, logits: torch.Tensor, input_batch: InputBatch) -> SamplerOutput:
         """Samples a token a row. logits: [N, vocabulary]."""

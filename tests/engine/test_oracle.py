@@ -5,18 +5,17 @@ tell a broken contract from a kept one.
 """
 
 import random
-import struct
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from corun_pd.bench.compare import compare
-from corun_pd.client import AsyncClient, Choice, FinishReason, GenerationRequest, GenerationResult, Route
+from corun_pd.client import AsyncClient, FinishReason, GenerationRequest, GenerationResult, Route
 from corun_pd.core import Role
+from tests.engine.lines import as_line, in_answer, in_file
 from tests.engine.workload import grown, make_requests, member, run_file, send, until_idle
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -126,52 +125,11 @@ async def test_a_batch_file_gets_the_same_bits(
     rows = (as_line(at, request, model.name) for at, request in enumerate(requests))
     found = await run_file(client, tmp_path / "in.jsonl", rows, route, at_once)
     assert [row["custom_id"] for row in found] == [f"r{at}" for at in range(COUNT)]
-    for row, expected in zip(found, reference, strict=True):
+    for row, request, expected in zip(found, requests, reference, strict=True):
         body = row["response"]["body"]
         assert row["response"]["status_code"] == 200, body
         assert body["system_fingerprint"] == expected.system_fingerprint
         assert body["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
         assert body["usage"]["completion_tokens"] == expected.usage.completion_tokens
-        assert [in_file(choice) for choice in body["choices"]] == [in_answer(c) for c in expected.choices]
+        assert in_file(body) == in_answer(request, expected)
     await until_idle(client)
-
-
-def as_line(at: int, request: GenerationRequest, model: str) -> dict[str, Any]:
-    """The request as a line of a batch file."""
-    names = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "logprobs")
-    names += ("presence_penalty", "frequency_penalty", "repetition_penalty")
-    body: dict[str, Any] = {"model": model, "prompt": list(request.prompt or ()), "return_token_ids": True}
-    body |= {name: value for name in names if (value := getattr(request, name)) is not None}
-    body |= {"stop": list(request.stop), "stop_token_ids": list(request.stop_token_ids)}
-    body["logit_bias"] = {str(token): bias for token, bias in request.logit_bias.items()}
-    return {"custom_id": f"r{at}", "method": "POST", "url": "/v1/completions", "body": body}
-
-
-def in_file(choice: dict[str, Any]) -> tuple[object, ...]:
-    """A sample of the output file: everything but what the format rounds off."""
-    given = choice["logprobs"]
-    logprobs = None
-    if given is not None:
-        tops = [{token: bits(value) for token, value in top.items()} for top in given["top_logprobs"]]
-        logprobs = ([bits(value) for value in given["token_logprobs"]], tops)
-    ends = (choice["finish_reason"], choice["stop_reason"])
-    return (choice["index"], choice["text"], choice["token_ids"], *ends, logprobs)
-
-
-def in_answer(choice: Choice) -> tuple[object, ...]:
-    """The same of a sample that came by SDK."""
-    logprobs = None
-    if choice.logprobs is not None:
-        rows = zip(choice.token_ids, choice.logprobs, strict=True)
-        tops = [
-            {f"token_id:{token}": bits(value) for token, value in (*entry.top, (sampled, entry.sampled))}
-            for sampled, entry in rows
-        ]
-        logprobs = ([bits(entry.sampled) for entry in choice.logprobs], tops)
-    ends = (choice.finish_reason.value, choice.stop_reason)
-    return (choice.index, choice.text, list(choice.token_ids), *ends, logprobs)
-
-
-def bits(value: float) -> str:
-    """A float32's bits. The file writes -inf as OpenAI does."""
-    return struct.pack(">f", max(value, -9999.0)).hex()

@@ -36,7 +36,7 @@ SAMPLINGS: Final[tuple[Options, ...]] = (
     {"temperature": 0.8, "top_k": 40},
     {"temperature": 0.8, "n": 2},
     {"temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
-    {"temperature": 0.8, "min_tokens": 5, "stop_token_ids": tuple(range(1, 768, 3))},
+    {"temperature": 0.8, "min_tokens": 5, "stop_token_ids": tuple(range(1, 768, 7))},
     {"temperature": 0.8, "logit_bias": {EOS: 6.0, 17: 3.0, 18: -100.0}},
     {"temperature": 0.8, "min_p": 0.05, "min_tokens": 3, "logit_bias": {EOS: 9.0}},
     {"temperature": 0.0, "max_tokens": 1},

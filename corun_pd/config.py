@@ -48,6 +48,7 @@ class Ablation(StrEnum):
     """A mechanism to switch off, so that a test can show that it is needed. Part of the contract."""
 
     FIXED_SHAPE_DECODE = "fixed_shape_decode"
+    NO_SPLIT_KV = "no_split_kv"
     SAMPLER_PADDING = "sampler_padding"
     REQUEST_RNG = "request_rng"
 

@@ -1,13 +1,16 @@
 """The modes that experiments compare, as roles and engine configurations."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from corun_pd.config import Ablation, EngineConfig, PrefillConfig
 from corun_pd.core import Role
 from corun_pd.errors import ConfigError
 
-__all__ = ["MODES", "Mode", "mode_named"]
+__all__ = ["ABLATION", "MODES", "Mode", "mode_named", "modes_named"]
+
+#: After a mode's name: the model is compiled.
+COMPILED: Final = "+compiled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +21,17 @@ class Mode:
     role: Role
     prefill: str
     ablate: tuple[Ablation, ...] = ()
+    compiled: bool = False
 
     def apply(self, config: EngineConfig, chunk_tokens: int) -> EngineConfig:
         """The configuration of this mode; `chunk_tokens` is C or T."""
         prefill = PrefillConfig.model_validate({"mode": self.prefill, "chunk_tokens": chunk_tokens})
-        return config.model_copy(update={"prefill": prefill, "ablate": self.ablate})
+        compiled = self.compiled or config.compile
+        return config.model_copy(update={"prefill": prefill, "ablate": self.ablate, "compile": compiled})
 
+
+#: What can be switched off beside prefill; Split-KV is the last.
+_NOTHING_ELSE: Final = (Ablation.FIXED_SHAPE_DECODE, Ablation.SAMPLER_PADDING, Ablation.NO_SPLIT_KV)
 
 #: `standard` and `batch-invariant` are vLLM's own scheduling; the others are ours.
 MODES: Final = {
@@ -33,14 +41,36 @@ MODES: Final = {
         Mode("batch-invariant", Role.STANDARD, "batch-invariant"),
         Mode("isolated", Role.COLOCATED, "isolated"),
         Mode("packed", Role.COLOCATED, "packed"),
-        Mode("isolated, decode not padded", Role.COLOCATED, "isolated", (Ablation.FIXED_SHAPE_DECODE,)),
-        Mode("isolated, sampler not padded", Role.COLOCATED, "isolated", (Ablation.SAMPLER_PADDING,)),
+        Mode("isolated prefill alone", Role.COLOCATED, "isolated", _NOTHING_ELSE),
+        Mode("isolated, Split-KV off", Role.COLOCATED, "isolated", _NOTHING_ELSE[:2]),
+        Mode("isolated, decode not padded", Role.COLOCATED, "isolated", _NOTHING_ELSE[:1]),
+        Mode("isolated, sampler not padded", Role.COLOCATED, "isolated", _NOTHING_ELSE[1:2]),
     )
 }
 
+#: From nothing to everything, one mechanism at a time (paper Fig. 13), and packed prefill last.
+ABLATION: Final = (
+    "standard",
+    "isolated prefill alone",
+    "isolated, Split-KV off",
+    "isolated, sampler not padded",
+    "isolated",
+    "packed",
+)
+
 
 def mode_named(name: str) -> Mode:
-    """The mode. Raises ConfigError that lists the modes when there is none of that name."""
-    if name not in MODES:
-        raise ConfigError(f"mode {name!r}: not one of {', '.join(MODES)}")
-    return MODES[name]
+    """The mode; `+compiled` after a name compiles the model.
+
+    Raises ConfigError that lists the modes when there is none of that name.
+    """
+    plain = name.removesuffix(COMPILED)
+    if plain not in MODES:
+        raise ConfigError(f"mode {name!r}: not one of {', '.join(MODES)}, or one of them with {COMPILED}")
+    return MODES[plain] if plain == name else replace(MODES[plain], name=name, compiled=True)
+
+
+def modes_named(text: str) -> list[Mode]:
+    """The modes of `NAME;NAME` or `NAME,NAME`: a semicolon separates names that hold commas."""
+    separator = ";" if ";" in text or text.strip() in MODES else ","
+    return [mode_named(name.strip()) for name in text.split(separator)]

@@ -20,7 +20,8 @@ _QWEN: Final[dict[str, Any]] = {
     "head_dim": 128,
 }
 
-#: The published configurations, by name; DeepSeek-V3 with few layers and experts, to fit one GPU.
+#: The published configurations, by name; DeepSeek-V3 with few layers and experts and Hy3 with few layers, to
+#: fit one GPU.
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     "qwen3-8b": _QWEN
     | {
@@ -77,6 +78,36 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "max_position_embeddings": 16384,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "eos_token_id": 1,
+        "bos_token_id": 0,
+    },
+    "hy3-4l": {
+        "architectures": ["HYV3ForCausalLM"],
+        "model_type": "hy_v3",
+        "hidden_size": 4096,
+        "intermediate_size": 13312,
+        "moe_intermediate_size": 1536,
+        "expert_hidden_dim": 1536,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_experts": 192,
+        "num_experts_per_tok": 8,
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "route_norm": True,
+        "qk_norm": True,
+        "router_scaling_factor": 2.826,
+        "enable_moe_fp32_combine": True,
+        "vocab_size": 120832,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 11158840.0, "rope_type": "default"},
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "hidden_act": "silu",

@@ -5,7 +5,7 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from corun_pd.config import EngineConfig
+from corun_pd.config import Ablation, EngineConfig
 from corun_pd.core import Role
 from corun_pd.engine.vllm import random_weights
 from corun_pd.engine.vllm.scheduler import CoRunScheduler, CountingScheduler
@@ -82,8 +82,10 @@ def _cuda(role: Role, config: EngineConfig) -> dict[str, Any]:
         if config.compile:
             del compilation["cudagraph_mode"]  # vLLM's own choice: graphs for mixed batches too.
         return arguments | {"compilation_config": compilation, "attention_config": attention}
-    compilation["cudagraph_capture_sizes"] = [config.slots]
-    attention["flash_attn_max_num_splits_for_cuda_graph"] = 1
+    if Ablation.FIXED_SHAPE_DECODE not in config.ablate:
+        compilation["cudagraph_capture_sizes"] = [config.slots]
+    if Ablation.NO_SPLIT_KV not in config.ablate:
+        attention["flash_attn_max_num_splits_for_cuda_graph"] = 1
     return arguments | {
         "worker_cls": "corun_pd.engine.vllm.gpu_worker.CoRunGPUWorker",
         "compilation_config": compilation,

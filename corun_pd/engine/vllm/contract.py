@@ -8,7 +8,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
-from corun_pd.config import EngineConfig
+from corun_pd.config import Ablation, EngineConfig
 from corun_pd.contract import Contract, Setting
 from corun_pd.core import Role
 from corun_pd.engine.vllm.digest import model_digest, tokenizer_digest
@@ -50,7 +50,7 @@ def build(model: Path, role: Role, config: EngineConfig, vllm_config: VllmConfig
         "rng_scheme": rng_scheme(vllm_config),
         "model_runner": "v2" if vllm_config.use_v2_model_runner else "v1",
         "attention_backend": str(vllm_config.attention_config.backend),
-        "decode_split_kv": False,
+        "decode_split_kv": Ablation.NO_SPLIT_KV in config.ablate,
         "compilation_mode": str(compilation.mode),
         "graph_mode": str(compilation.cudagraph_mode),
         "graph_sizes": list(compilation.cudagraph_capture_sizes or []),

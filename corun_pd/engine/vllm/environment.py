@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, Final
 
-from corun_pd.config import EngineConfig
+from corun_pd.config import Ablation, EngineConfig
 from corun_pd.errors import SetupError
 
 __all__ = ["CONTRACT_VARIABLES", "claim_port", "prepare"]
@@ -42,7 +42,7 @@ def prepare(config: EngineConfig, host: str) -> None:
         OMP_NUM_THREADS=str(config.cpu_threads),
         VLLM_BATCH_INVARIANT="1" if config.prefill.mode == "batch-invariant" else "0",
         # The KV split budget looks at the whole batch; without it a row's reduction is its own.
-        VLLM_CPU_ATTN_SPLIT_KV="0",
+        VLLM_CPU_ATTN_SPLIT_KV="1" if Ablation.NO_SPLIT_KV in config.ablate else "0",
         # FlashInfer's sampler is chosen by what the batch holds.
         VLLM_USE_FLASHINFER_SAMPLER="0",
         # Helpers of the sampler are compiled even in eager mode; that takes half a minute.

@@ -83,9 +83,6 @@ OPTIONS: Final[dict[str, st.SearchStrategy[Any]]] = {
     "echo": st.just(True),
 }
 
-#: With these, no token may be left to draw.
-EXCLUSIVE: Final = ("structured_output", "allowed_token_ids", "bad_words")
-
 
 @st.composite
 def requests(draw: st.DrawFn) -> Drawn:
@@ -93,8 +90,6 @@ def requests(draw: st.DrawFn) -> Drawn:
     lengths = st.sampled_from(EDGES) | st.integers(1, 70)
     prompt: Prompt = draw(st.sampled_from(TEXTS) | st.builds(make_prompt, lengths, st.integers(0, 9999)))
     names = draw(st.sets(st.sampled_from(sorted(OPTIONS)), max_size=6))
-    for name in [name for name in EXCLUSIVE if name in names][1:]:
-        names.discard(name)
     options = {name: draw(OPTIONS[name]) for name in sorted(names)}
     if "eos_bias" in options:
         options["logit_bias"] = {**options.get("logit_bias", {}), EOS: options.pop("eos_bias")}

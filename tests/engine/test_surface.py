@@ -69,7 +69,8 @@ async def test_many_drawn_requests_have_one_answer(
         for answer in answers
         for choice in answer.choices
     )
-    print(f"draw {draw}: {len(outcomes)} requests, {len(answers)} answered, {dict(ends)}")
+    refusals = Counter(str(outcome) for outcome in outcomes if not isinstance(outcome, GenerationResult))
+    print(f"draw {draw}: {len(outcomes)} requests, {len(answers)} answered, {dict(ends)}, {dict(refusals)}")
     assert len(outcomes) == 10 * SIZE
     assert len(answers) > 0.9 * len(outcomes)
     assert len(ends) == 4

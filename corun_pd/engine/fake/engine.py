@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corun_pd.config import EngineConfig
-from corun_pd.core import FirstToken, InstanceLoad, KvHandoff, Role, prompt_digest
+from corun_pd.core import FirstToken, InstanceLoad, KvHandoff, Role, TokenLogprobs, prompt_digest
 from corun_pd.engine.base import EngineInfo, LegOutput, LegWork
 from corun_pd.engine.fake.blocks import BlockPool
 from corun_pd.engine.fake.faults import FakeFaults
@@ -22,7 +22,7 @@ from corun_pd.engine.fake.handoffs import Handoffs
 from corun_pd.engine.fake.info import describe
 from corun_pd.engine.fake.model import read_model
 from corun_pd.engine.fake.side_channel import PullClient, PullServer
-from corun_pd.engine.fake.tokens import Completion, TokenSource
+from corun_pd.engine.fake.tokens import Completion, TokenSource, prompt_logprobs
 from corun_pd.errors import CorunError, EngineFailed, HandoffRejected, InvalidRequest
 
 __all__ = ["FakeEngine"]
@@ -310,7 +310,17 @@ class FakeEngine:
         handoff = self._handoffs.issue(
             leg.work.leg, leg.work.prompt, blocks, self._info.contract.fingerprint, self._host, self._port
         )
-        self._emit([LegOutput(leg.work.leg, completion.tokens, completion.logprobs, handoff=handoff)])
+        self._emit(
+            [
+                LegOutput(
+                    leg.work.leg,
+                    completion.tokens,
+                    completion.logprobs,
+                    handoff=handoff,
+                    prompt_logprobs=_prompt_logprobs(leg),
+                )
+            ]
+        )
 
     def _take_row(self, leg: _Leg, base: int) -> None:
         if leg.work.leg not in self._legs:
@@ -355,8 +365,10 @@ class FakeEngine:
 def _row(leg: _Leg, completion: Completion, index: int) -> LegOutput:
     """Token `index` of a leg that streams."""
     logprobs = completion.logprobs[index : index + 1]
+    prompt = None if index else _prompt_logprobs(leg)
     if index + 1 < len(completion.tokens):
-        return LegOutput(leg.work.leg, completion.tokens[index : index + 1], logprobs)
+        tokens = completion.tokens[index : index + 1]
+        return LegOutput(leg.work.leg, tokens, logprobs, prompt_logprobs=prompt)
     return LegOutput(
         leg.work.leg,
         completion.tokens[index : index + 1],
@@ -364,6 +376,7 @@ def _row(leg: _Leg, completion: Completion, index: int) -> LegOutput:
         completion.finish_reason,
         completion.stop_token_id,
         kv_pulled_bytes=leg.pulled_bytes,
+        prompt_logprobs=prompt,
     )
 
 
@@ -376,4 +389,9 @@ def _whole(leg: _Leg, completion: Completion) -> LegOutput:
         completion.finish_reason,
         completion.stop_token_id,
         kv_pulled_bytes=leg.pulled_bytes,
+        prompt_logprobs=_prompt_logprobs(leg),
     )
+
+
+def _prompt_logprobs(leg: _Leg) -> tuple[TokenLogprobs, ...] | None:
+    return prompt_logprobs(leg.work.prompt, leg.work.sampling.prompt_logprobs)

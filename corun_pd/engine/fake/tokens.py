@@ -7,12 +7,14 @@ depend on the seed.
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from corun_pd.core import FinishReason, SamplingParams, TokenLogprobs
 from corun_pd.engine.fake.model import FakeModel
 
-__all__ = ["RNG_SCHEME", "Completion", "TokenSource"]
+__all__ = ["RNG_SCHEME", "Completion", "TokenSource", "prompt_logprobs"]
 
 #: Goes into the contract: instances that draw differently must not meet. History:
 #: fake-1  the first.
@@ -49,7 +51,10 @@ class TokenSource:
         self._eos = frozenset() if sampling.ignore_eos else model.eos_token_ids
         self._stops = model.eos_token_ids.union(sampling.stop_token_ids)
         self._forced = _forced(sampling)
-        self._banned = frozenset(id_ for id_, bias in sampling.logit_bias.items() if bias <= -FORCING_BIAS)
+        self._banned = frozenset(
+            [id_ for id_, bias in sampling.logit_bias.items() if bias <= -FORCING_BIAS]
+            + [word[0] for word in sampling.bad_words if len(word) == 1]
+        )
         self._state = int.from_bytes(hashlib.sha256(digest + _key(sampling)).digest()[:8], "little")
         self.count = 0
 
@@ -114,11 +119,15 @@ class TokenSource:
 
 
 def _forced(sampling: SamplingParams) -> tuple[int, ...]:
-    """The tokens of the largest bias, when it is large enough to leave the others no chance."""
-    largest = max(sampling.logit_bias.values(), default=0.0)
+    """The tokens of the largest bias, when it is large enough to leave the others no chance, else those that
+    are allowed when not all are.
+    """
+    allowed = sampling.allowed_token_ids
+    bias = {id_: b for id_, b in sampling.logit_bias.items() if not allowed or id_ in allowed}
+    largest = max(bias.values(), default=0.0)
     if largest < FORCING_BIAS:
-        return ()
-    return tuple(sorted(id_ for id_, bias in sampling.logit_bias.items() if bias == largest))
+        return tuple(sorted(allowed))
+    return tuple(sorted(id_ for id_, b in bias.items() if b == largest))
 
 
 def _key(sampling: SamplingParams) -> bytes:
@@ -130,4 +139,20 @@ def _key(sampling: SamplingParams) -> bytes:
     )
     penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
     biases = b"".join(struct.pack("<Id", *row) for row in sorted(sampling.logit_bias.items()))
-    return struct.pack("<Qddqdddd", *draws, *penalties) + biases
+    return struct.pack("<Qddqdddd", *draws, *penalties) + biases + _constraints(sampling)
+
+
+def _constraints(sampling: SamplingParams) -> bytes:
+    """What most requests have none of."""
+    rows = (sampling.allowed_token_ids, sampling.bad_words, sampling.structured_output)
+    return repr(rows).encode() if any(rows) else b""
+
+
+def prompt_logprobs(prompt: Sequence[int], wanted: int | None) -> tuple[TokenLogprobs, ...] | None:
+    """Logprobs of all prompt tokens but the first, each a function of the two tokens there; None for none."""
+    if wanted is None:
+        return None
+    return tuple(
+        TokenLogprobs(-(17 * last + token) % 64 / 64, 1 + token % 3, ((last, -0.5), (token, -1.0))[:wanted])
+        for last, token in pairwise(prompt)
+    )

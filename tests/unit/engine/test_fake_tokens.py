@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corun_pd.config import EngineConfig
-from corun_pd.core import FinishReason, SamplingParams, prompt_digest
+from corun_pd.core import FinishReason, SamplingParams, StructuredOutput, Syntax, prompt_digest
 from corun_pd.engine.fake.model import FakeModel, read_model
 from corun_pd.engine.fake.tokens import TokenSource
 from corun_pd.errors import SetupError
@@ -38,6 +38,9 @@ def draw(sampling: SamplingParams, digest: bytes = DIGEST) -> tuple[int, ...]:
         {"frequency_penalty": 0.5},
         {"repetition_penalty": 1.5},
         {"logit_bias": {3: 1.0}},
+        {"allowed_token_ids": (1, 2, 3)},
+        {"bad_words": ((7, 8),)},
+        {"structured_output": StructuredOutput(Syntax.REGEX, "a")},
     ],
 )
 def test_every_sampling_field_changes_the_draw(change: dict[str, object]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from corun_pd.core import Role
+from corun_pd.core import Role, StructuredOutput, Syntax
 from corun_pd.engine.base import LegWork
 from corun_pd.engine.fake.tokens import TokenSource
 from corun_pd.v1 import router_pb2, sampling_pb2
@@ -310,3 +310,58 @@ async def test_answer_without_text_keeps_its_stop_strings(
         choice = await everywhere(cluster, **fields, sampling=sampling(stop_strings=["cd"]))
         assert (choice.text, len(choice.token_ids), choice.stop_string) == ("", 4, "cd")
         assert (await everywhere(cluster, **fields, sampling=sampling())).text == ""
+
+
+@pytest.mark.parametrize("stop", [[], ["zz"]], ids=["to the limit", "with a stop string"])
+async def test_prompt_logprobs_are_those_of_one_engine(make_cluster: Any, stop: list[str]) -> None:
+    """From prefill or from the colocated engine, once for all samples, whole and streamed."""
+    async with make_cluster(colocated=1) as cluster:
+        fields = {
+            "text": "hello",
+            "sampling": sampling(prompt_logprob_count=1, stop_strings=stop),
+            "sample_count": 2,
+            "echo": True,
+        }
+        prompts = []
+        for route in (APART, WHOLE):
+            response = await cluster.generate(**fields, route=route)
+            messages = await cluster.stream(**fields, route=route)
+            assert all(choice.text.startswith("hello") for choice in response.choices)
+            prompts += [response.prompt, messages[-1].end.prompt]
+        assert all(prompt == prompts[0] for prompt in prompts)
+        assert list(prompts[0].token_ids) == bytes_as_tokens("hello")
+        assert len(prompts[0].logprobs.sampled) == len(prompts[0].logprobs.top) == 4
+        await cluster.until_idle()
+
+
+async def test_prompt_logprobs_outlive_a_stop_string_in_the_first_token(
+    make_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router ends the leg before its engine would; what came with the first token is kept."""
+    script(monkeypatch, bytes_as_tokens("ab"))
+    async with make_cluster(colocated=1) as cluster:
+        fields = {"text": "h", "sampling": sampling(prompt_logprob_count=0, stop_strings=["a"])}
+        for route in (APART, WHOLE):
+            response = await cluster.generate(**fields, route=route)
+            assert response.choices[0].stop_string == "a"
+            assert (list(response.prompt.token_ids), len(response.prompt.logprobs.sampled)) == (
+                bytes_as_tokens("h"),
+                0,
+            )
+
+
+async def test_words_and_constraints_reach_both_engines(make_cluster: Any) -> None:
+    """As token ids and as they were written; decode is not asked for prompt logprobs again."""
+    seen: dict[Role, LegWork] = {}
+    async with make_cluster(prefill=1, decode=1) as cluster:
+        for node in cluster.nodes:
+            role = node.info.role
+            node.engine.faults.fail_leg = lambda work, role=role: bool(seen.update({role: work}))
+        constraint = sampling_pb2.StructuredOutput(regex="a+")
+        fields = {"bad_words": ["xy"], "allowed_token_ids": [3, 4], "structured_output": constraint}
+        await cluster.generate(text="hello", sampling=sampling(**fields, prompt_logprob_count=2))
+    prefill, decode = seen[Role.PREFILL].sampling, seen[Role.DECODE].sampling
+    assert prefill.bad_words == decode.bad_words == (tuple(bytes_as_tokens("xy")),)
+    assert prefill.allowed_token_ids == decode.allowed_token_ids == (3, 4)
+    assert prefill.structured_output == decode.structured_output == StructuredOutput(Syntax.REGEX, "a+")
+    assert (prefill.prompt_logprobs, decode.prompt_logprobs) == (2, None)

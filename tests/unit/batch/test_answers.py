@@ -10,7 +10,7 @@ import pytest
 
 from corun_pd.batch import Work
 from corun_pd.batch.answers import encode, failure_line, result_line
-from corun_pd.client import Choice, FinishReason, GenerationResult, TokenLogprobs, Usage
+from corun_pd.client import Choice, FinishReason, GenerationResult, ScoredPrompt, TokenLogprobs, Usage
 from corun_pd.errors import DeadlineExceeded, EngineFailed, InvalidRequest
 from tests.unit.batch.make import make_line, read_items
 
@@ -102,6 +102,34 @@ def test_logprobs_are_strict_json_with_a_stand_in(tmp_path: Path) -> None:
         ],
     }
     assert len(chat["content"]) == 2
+
+
+PROMPT = ScoredPrompt((1, 2), (TokenLogprobs(-math.inf, 3, ((8, -0.5), (9, -1.0))),))
+
+
+def test_an_echoed_prompt_has_its_logprobs_before_the_answers(tmp_path: Path) -> None:
+    """As OpenAI has them: null for the first token; as many of the likeliest as for the answer."""
+    result = replace(make_result(logprobs=LOGPROBS), prompt=PROMPT)
+    (choice,) = render(tmp_path / "in", result, echo=True, logprobs=1)["response"]["body"]["choices"]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{n}" for n in (1, 2, 5, 6)]
+    assert choice["logprobs"]["token_logprobs"] == [None, -9999.0, -0.1, None]
+    assert choice["logprobs"]["top_logprobs"][:2] == [None, {"token_id:8": -0.5, "token_id:2": -9999.0}]
+    assert "prompt_logprobs" not in choice
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_prompt_logprobs_have_vllms_shape(tmp_path: Path, chat: bool) -> None:
+    """By token id with rank, in the choice of a completion and once for a chat; strict JSON."""
+    body = render(tmp_path / "in", replace(make_result(), prompt=PROMPT), chat=chat, prompt_logprobs=2)
+    body = body["response"]["body"]
+    assert (body if chat else body["choices"][0])["prompt_logprobs"] == [
+        None,
+        {
+            "8": {"logprob": -0.5, "rank": 1, "decoded_token": None},
+            "9": {"logprob": -1.0, "rank": 2, "decoded_token": None},
+            "2": {"logprob": -9999.0, "rank": 3, "decoded_token": None},
+        },
+    ]
 
 
 def test_ids_come_of_fingerprint_and_content(tmp_path: Path) -> None:

@@ -285,3 +285,43 @@ def test_what_is_served_comes_from_the_fleet() -> None:
     """A fleet without instances cannot run a job, and says so."""
     with pytest.raises(Unavailable, match="no instance has joined"):
         Served.of(Fleet(None, {}, (), 0, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("chat", "body", "options"),
+    [
+        (False, {"structured_outputs": {"json": {"b": 1, "a": 2}}}, {"json_schema": {"b": 1, "a": 2}}),
+        (False, {"structured_outputs": {"choice": ["x", "y"], "regex": None}}, {"choices": ["x", "y"]}),
+        (False, {"structured_outputs": {"json_object": True}}, {"json_schema": {"type": "object"}}),
+        (True, {"structured_outputs": {"grammar": "g"}}, {"grammar": "g"}),
+        (True, {"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
+        (
+            True,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"x": {}}}}},
+            {"json_schema": {"x": {}}},
+        ),
+        (True, {"response_format": {"type": "text"}}, None),
+    ],
+    ids=str,
+)
+def test_constraints_on_the_text_become_the_clients(
+    tmp_path: Path, chat: bool, body: dict[str, Any], options: dict[str, Any] | None
+) -> None:
+    """OpenAI's and vLLM's words for them; a schema keeps the order of its keys."""
+    (item,) = read_items(tmp_path / "in", make_line(chat=chat, **body))
+    assert isinstance(item, Work)
+    assert (
+        item.request.structured_output == build_request("x", {"structured_output": options}).structured_output
+    )
+
+
+def test_an_echo_with_logprobs_asks_for_the_prompts(tmp_path: Path) -> None:
+    """As many as for the answer, or as are asked for beside."""
+    (item, more) = read_items(
+        tmp_path / "in",
+        make_line("a", echo=True, logprobs=2),
+        make_line("b", echo=True, logprobs=2, prompt_logprobs=4),
+    )
+    assert isinstance(item, Work)
+    assert isinstance(more, Work)
+    assert (item.request.prompt_logprobs, item.request.echo, more.request.prompt_logprobs) == (2, True, 4)

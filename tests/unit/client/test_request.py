@@ -182,3 +182,33 @@ def test_nul_is_text_and_routes_have_names() -> None:
     assert message.text == "a\0b"
     assert list(message.sampling.stop_strings) == ["\0"]
     assert build_request("x", {"route": "colocated"}).route is Route.COLOCATED
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"regex": 7},
+        {"json_schema": {"a": float("nan")}},
+        {"json_schema": {"a": {1}}},
+        {"choices": "ab"},
+        {"choices": [1]},
+        {"xml": "x"},
+        {"regex": "a", "grammar": "b"},
+        {},
+        "a",
+    ],
+    ids=str,
+)
+def test_a_constraint_that_cannot_be_written_is_refused(value: object) -> None:
+    """Under the name of the option."""
+    with pytest.raises(InvalidRequest) as error:
+        build_request("x", {"structured_output": value})  # type: ignore[typeddict-item]
+    assert error.value.field.startswith("sampling.structured_output")
+
+
+def test_no_allowed_tokens_is_not_all_of_them() -> None:
+    """The wire cannot tell an empty list from none, so the client does."""
+    with pytest.raises(InvalidRequest) as error:
+        build_request("x", {"allowed_token_ids": []})
+    assert error.value.field == "sampling.allowed_token_ids"
+    assert build_request("x", {"allowed_token_ids": None}).allowed_token_ids == ()

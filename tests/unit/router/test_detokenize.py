@@ -177,6 +177,16 @@ def test_stop_string_at_the_tail_of_the_prompt_does_not_stop() -> None:
     assert (written.text, written.stop) == ("b a", None)
 
 
+def test_an_echoed_prompt_comes_first_and_does_not_stop() -> None:
+    """Once, with the first token; stop strings are looked for in the answer alone."""
+    tokenizer, vocabulary = byte_level()
+    detokenizer = Detokenizer(vocabulary, tokenizer.encode("say b.").ids)
+    echoing = TextWriter(detokenizer, ("b.",), False, 0, "say b.")
+    first, second, last = tokenizer.encode("abb.").ids
+    pieces = [echoing.push([first]), echoing.push([second]), echoing.push([last])]
+    assert [(piece.text, piece.stop) for piece in pieces] == [("say b.a", None), ("b", None), ("", "b.")]
+
+
 def test_stop_string_before_min_tokens_is_not_looked_for() -> None:
     """As in vLLM: only text that tokens beyond min_tokens complete can stop."""
     tokenizer, vocabulary = byte_level()

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from corun_pd.core import SEED_LIMIT, SamplingParams
-from corun_pd.errors import InvalidRequest
+from corun_pd.errors import InvalidRequest, UnsupportedParameter
 from corun_pd.router.policy import Route
 from corun_pd.router.sampling import Limits
 from corun_pd.router.text import GenerationDefaults, TextModel
@@ -76,6 +76,17 @@ def chat(*contents: str) -> router_pb2.ChatPrompt:
         ("logit_bias", {"logit_bias": {1: math.nan}}),
         ("stop_token_ids", {"stop_token_ids": [1, 300]}),
         ("logprob_count", {"logprob_count": 21}),
+        ("prompt_logprob_count", {"prompt_logprob_count": 21}),
+        ("allowed_token_ids", {"allowed_token_ids": [1, 300]}),
+        ("allowed_token_ids", {"allowed_token_ids": [1] * 1025}),
+        ("stop_token_ids", {"stop_token_ids": [1] * 113}),
+        ("logit_bias", {"logit_bias": dict.fromkeys(range(1025), 1.0)}),
+        ("bad_words", {"bad_words": [""]}),
+        ("bad_words", {"bad_words": ["a" * 1025]}),
+        ("bad_words", {"bad_words": [f"w{n}" for n in range(129)]}),
+        ("bad_word_token_ids[0]", {"bad_word_token_ids": [sampling_pb2.TokenIds()]}),
+        ("bad_word_token_ids[0]", {"bad_word_token_ids": [sampling_pb2.TokenIds(ids=[300])]}),
+        ("structured_output.regex", {"structured_output": sampling_pb2.StructuredOutput(regex="")}),
         ("stop_strings", {"stop_strings": ["a", ""]}),
         ("stop_strings", {"stop_strings": ["a"] * 65}),
         ("stop_strings", {"stop_strings": ["a" * 1025]}),
@@ -191,3 +202,35 @@ async def test_route_and_names_are_carried() -> None:
     task = await task_of(generation_id="mine", route=router_pb2.ROUTE_COLOCATED, tokens_only=True)
     assert (task.generation_id, task.route, task.text) == ("mine", Route.COLOCATED, False)
     assert (await task_of()).generation_id.startswith("gen-")
+
+
+async def test_bad_words_are_spelled_as_vllm_spells_them() -> None:
+    """Every byte is a token here, so a space before a word makes it longer, and is not another spelling."""
+    found = await sampling_of(bad_words=["ab", " ab"], bad_word_token_ids=[ids(7, 8)])
+    word = tuple(await TEXT.encode("ab"))
+    assert found.bad_words == (word, (7, 8))
+
+
+async def test_a_chat_has_no_echo() -> None:
+    """Its text is the template's; vLLM would repeat the last message, if it is the assistant's."""
+    with pytest.raises(UnsupportedParameter) as error:
+        await task_of(chat=chat("hi"), echo=True)
+    assert error.value.field == "echo"
+    with pytest.raises(InvalidRequest) as needs_text:
+        await task_of(echo=True, tokens_only=True)
+    assert needs_text.value.field == "echo"
+
+
+async def test_echo_is_the_text_as_it_came_or_that_of_the_tokens() -> None:
+    """Bytes that are no UTF-8 are shown as U+FFFD."""
+    assert (await task_of(text="hé", echo=True)).echo == "hé"
+    spelled = await TEXT.encode("hé")
+    assert (await task_of(token_ids=ids(*spelled), echo=True)).echo == "hé"
+    assert (await task_of(token_ids=ids(*spelled[:-1]), echo=True)).echo == "h\ufffd"
+
+
+async def test_only_the_first_sample_asks_for_prompt_logprobs() -> None:
+    """They are the same for all; and decode never does."""
+    sampling = await sampling_of(prompt_logprob_count=3)
+    assert [sampling.for_sample(at).prompt_logprobs for at in range(3)] == [3, None, None]
+    assert sampling.for_decode() == (await sampling_of(seed=sampling.seed))

@@ -1,5 +1,6 @@
 """What crosses the wire arrives as it was sent."""
 
+import json
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,8 @@ from corun_pd.core import (
     RngState,
     Role,
     SamplingParams,
+    StructuredOutput,
+    Syntax,
     TokenLogprobs,
 )
 from corun_pd.errors import InvalidRequest
@@ -50,6 +53,7 @@ LOGPROBS = st.builds(
     st.integers(1, 1 << 31),
     st.lists(st.tuples(TOKEN_IDS, FLOATS), max_size=4).map(tuple),
 )
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 SAMPLING = st.builds(
     SamplingParams,
     max_tokens=st.integers(1, 1 << 31),
@@ -61,6 +65,12 @@ SAMPLING = st.builds(
     stop_token_ids=st.lists(TOKEN_IDS, max_size=3).map(tuple),
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(0, 20),
+    allowed_token_ids=st.lists(TOKEN_IDS, max_size=3).map(tuple),
+    bad_words=st.lists(st.lists(TOKEN_IDS, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+    structured_output=st.none()
+    | st.builds(StructuredOutput, st.sampled_from([*Syntax][:2]), TEXT)
+    | st.builds(StructuredOutput, st.just(Syntax.CHOICES), st.lists(TEXT, max_size=3).map(json.dumps)),
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
 HANDOFFS = st.builds(
     KvHandoff,

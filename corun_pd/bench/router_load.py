@@ -29,6 +29,7 @@ import yaml
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from corun_pd.bench.report import write_result
 from corun_pd.core import SamplingParams, prompt_digest
 from corun_pd.v1 import legs_pb2, legs_pb2_grpc, router_pb2, router_pb2_grpc, sampling_pb2
 from corun_pd.wire.convert import sampling_to_pb
@@ -350,7 +351,9 @@ def main() -> None:
     loads = measure_all(options.scale, options.profile)
     print(table(loads))
     if options.json is not None:
-        options.json.write_text(json.dumps([asdict(load) for load in loads], indent=2))
+        settings = {"slots": SLOTS, "scale": options.scale, "router_cores": 1}
+        rows = [asdict(load) for load in loads]
+        write_result(options.json, "router", settings, rows, "python -m corun_pd.bench.router_load")
 
 
 if __name__ == "__main__":

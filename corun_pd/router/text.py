@@ -116,8 +116,8 @@ class TextModel:
         return [bare, spaced] if len(spaced) == len(bare) and spaced[0] != bare[0] else [bare]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens in a row; U+FFFD for what is no UTF-8."""
-        return self._token_bytes.join(token_ids).decode(errors="replace")
+        """The text of tokens in a row: U+FFFD for what is no UTF-8, nothing for a character only begun."""
+        return Detokenizer(self._token_bytes, ()).push(token_ids)
 
     def writer(
         self,

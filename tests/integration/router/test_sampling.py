@@ -25,6 +25,7 @@ def sampling(**fields: Any) -> sampling_pb2.SamplingParams:
 def script(monkeypatch: pytest.MonkeyPatch, tokens: list[int]) -> None:
     """The fake engines draw these tokens, on either side, for every request."""
     monkeypatch.setattr(TokenSource, "draw", lambda self: tokens[self.count % len(tokens)])
+    monkeypatch.setattr(TokenSource, "is_plain", False)
 
 
 def bytes_as_tokens(text: str) -> list[int]:

@@ -67,6 +67,25 @@ def test_a_resumed_source_goes_on_where_the_first_token_left_it() -> None:
     assert first.logprobs + rest.logprobs == whole.logprobs
 
 
+@given(
+    seed=st.integers(0, 1 << 62),
+    max_tokens=st.integers(1, 2000),
+    stops=st.sets(st.integers(0, 511), max_size=3),
+    ignore_eos=st.booleans(),
+    limit=st.sampled_from([None, 1, 5]),
+)
+def test_plain_requests_are_drawn_as_the_others_are(
+    seed: int, max_tokens: int, stops: set[int], ignore_eos: bool, limit: int | None
+) -> None:
+    """Requests without knobs take a shorter way; logprobs, which change no draw, lead past it."""
+    plain = SamplingParams(max_tokens, seed, stop_token_ids=tuple(stops), ignore_eos=ignore_eos)
+    ways = [TokenSource(MODEL, DIGEST, sampling) for sampling in (plain, replace(plain, logprobs=0))]
+    quick, slow = (way.complete(limit) for way in ways)
+    assert replace(slow, logprobs=()) == quick
+    assert ways[0].count == ways[1].count
+    assert ways[0].draw() == ways[1].draw()
+
+
 def test_a_changed_first_token_changes_what_follows() -> None:
     """Decode depends on the token that prefill sampled, not on its place alone."""
     sources = [TokenSource(MODEL, DIGEST, PLAIN) for _ in range(2)]

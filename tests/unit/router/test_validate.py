@@ -222,11 +222,12 @@ async def test_a_chat_has_no_echo() -> None:
 
 
 async def test_echo_is_the_text_as_it_came_or_that_of_the_tokens() -> None:
-    """Bytes that are no UTF-8 are shown as U+FFFD."""
+    """Bytes that are no UTF-8 are U+FFFD; a character that is only begun is left to the answer."""
     assert (await task_of(text="hé", echo=True)).echo == "hé"
     spelled = await TEXT.encode("hé")
     assert (await task_of(token_ids=ids(*spelled), echo=True)).echo == "hé"
-    assert (await task_of(token_ids=ids(*spelled[:-1]), echo=True)).echo == "h\ufffd"
+    assert (await task_of(token_ids=ids(*spelled[:-1]), echo=True)).echo == "h"
+    assert (await task_of(token_ids=ids(spelled[0], spelled[-1]), echo=True)).echo == "h\ufffd"
 
 
 async def test_only_the_first_sample_asks_for_prompt_logprobs() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tokenizers import Tokenizer
 
 from corun_pd.client import AsyncClient
 from corun_pd.cluster.local import LocalCluster
@@ -67,6 +68,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generation.unlink()
     generation.write_text(json.dumps({**values, "do_sample": True, **DEFAULTS}))
     return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model: Path) -> Tokenizer:
+    """The model's."""
+    return Tokenizer.from_file(str(model / "tokenizer.json"))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

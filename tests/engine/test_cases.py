@@ -24,11 +24,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 PROMPT = "The river ran down from the hills"
 
 
-@pytest.fixture(scope="session")
-def tokenizer(model: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(model / "tokenizer.json"))
-
-
 async def on_both(client: AsyncClient, prompt: Prompt, **options: Any) -> GenerationResult:
     """The answer apart, which is the colocated one in every bit; and nothing stays behind."""
     apart = await client.generate(prompt, route=Route.DISAGGREGATED, **options)

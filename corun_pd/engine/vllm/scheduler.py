@@ -112,6 +112,8 @@ class CoRunScheduler(CountingScheduler):
         self.step_tokens = self.max_num_scheduled_tokens
         self.put_off = 0
         self.compiling: dict[str, Request] = {}
+        self._accept_tokens = self.structured_output_manager.accept_tokens
+        self.structured_output_manager.accept_tokens = self._accept
         chunk, longest = self.settings.chunk_tokens, self.max_model_len
         if not self.scheduler_config.enable_chunked_prefill and chunk < longest:
             raise SetupError(
@@ -202,13 +204,21 @@ class CoRunScheduler(CountingScheduler):
             grammar, given = constraint.grammar, list(request.output_token_ids)
             if isinstance(grammar, Exception):
                 self.refusals[key] = InvalidRequest("sampling.structured_output", reason_of(grammar))
-            elif not self.structured_output_manager.accept_tokens(request, given):
+            elif not self._accept_tokens(request, given):
                 self.refusals[key] = EngineFailed(f"the grammar does not allow the first token, {given}")
             else:
                 request.status = RequestStatus.WAITING
                 self.deferred_waiting.discard(request)
                 continue
             self.grammar_compile_error_reqs.add(key)
+
+    def _accept(self, request: Request, tokens: list[int]) -> bool:
+        """Has a grammar take tokens in. It refuses one where nothing that it allows was left to draw."""
+        taken = bool(self._accept_tokens(request, tokens))
+        if not taken:
+            problem = "leaves no token that the request's other constraints allow"
+            self.refusals[request.request_id] = InvalidRequest("sampling.structured_output", problem)
+        return taken
 
     def _may_run(self, request: Request) -> bool:
         return not self._is_blocked_waiting_status(request.status)

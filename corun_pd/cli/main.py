@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "describe": "corun_pd.cli.describe:describe",
     "verify": "corun_pd.cli.verify:verify",
     "bench": "corun_pd.cli.bench:bench",
+    "profile": "corun_pd.cli.profile:profile",
     "plan": "corun_pd.cli.plan:plan",
     "doctor": "corun_pd.cli.doctor:doctor",
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import orjson
 
-from corun_pd.cli.plan_inputs import FORMATS, length_rule, open_trace, parse_load
+from corun_pd.cli.plan_inputs import FORMATS, length_rule, open_trace, parse_load, parse_numbers
 from corun_pd.errors import ConfigError
 from corun_pd.planner.cost import load_profile
 from corun_pd.planner.goal import Goal, Objective
@@ -90,7 +90,7 @@ def plan(
     load = parse_load(load_text)
     trace = open_trace(form, source, length_rule(tokenizer, characters_per_token), requests)
     costs = [load_profile(path) for path in profiles]
-    slots = _slots(slots_text)
+    slots = parse_numbers("--slots", slots_text)
     memory: MemoryPlan | None = None
     if kv_blocks is None:
         if model is None or device_gib is None:
@@ -125,13 +125,6 @@ def plan(
         f"best: {best.layout.words} on {best.gpus} GPUs, N = {best.layout.slots}; "
         f"start-up of {best.outcome.start_up_s:g} s comes on top"
     )
-
-
-def _slots(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"--slots {text}: is not a list of numbers") from error
 
 
 def _row(one: Plan) -> dict[str, object]:

@@ -21,7 +21,7 @@ from corun_pd.planner.traces import (
     vllm_timed,
 )
 
-__all__ = ["FORMATS", "length_rule", "open_trace", "parse_load"]
+__all__ = ["FORMATS", "length_rule", "open_trace", "parse_load", "parse_numbers"]
 
 #: Formats of trace files.
 FORMATS: Final = (
@@ -90,6 +90,17 @@ def parse_load(text: str) -> Load:
     except ValueError as error:
         raise ConfigError(f"--load {text}: {error}") from error
     raise ConfigError(f"--load {text}: is none of offline, online[:SPEED], closed:IN_FLIGHT")
+
+
+def parse_numbers(option: str, text: str, count: int | None = None) -> list[int]:
+    """Whole numbers with commas between them, `count` of them. Raises ConfigError for anything else."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{option} {text}: is not a list of numbers") from error
+    if count is not None and len(found) != count:
+        raise ConfigError(f"{option} {text}: takes {count} numbers")
+    return found
 
 
 def _synthetic(source: str, count: int | None) -> Trace:

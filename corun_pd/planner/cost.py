@@ -48,7 +48,7 @@ class TransferCost(Model):
 class Profile(Model):
     """What one instance costs. Raises pydantic's ValidationError for what cannot be a measurement.
 
-    `fingerprint` is of the contract that was measured. `residuals` are the largest relative errors of the
+    `fingerprint` is of the `contract` that was measured. `residuals` are the largest relative errors of the
     model on its own measurements, by what was measured. Decode points rise in slots, and a wider step is
     never faster.
     """
@@ -57,6 +57,7 @@ class Profile(Model):
     machine: dict[str, str]
     versions: dict[str, str]
     fingerprint: str
+    contract: dict[str, str] = Field(default_factory=dict)
     prefill: Annotated[IsolatedCost | PackedCost, Field(discriminator="mode")]
     decode: Annotated[tuple[DecodePoint, ...], Field(min_length=1)]
     kv_bytes_per_token: PositiveInt

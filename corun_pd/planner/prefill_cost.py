@@ -88,9 +88,12 @@ class PackedCost(Model):
         """The least time of an instance that a prompt takes up: its part of steps without padding."""
         return prompt / self.chunk_tokens * self.full_step_s + self._context_s(prompt)
 
-    def _context_s(self, prompt: int) -> float:
-        """What the prompt's chunks pay for those before them."""
+    def context_pairs(self, prompt: int) -> int:
+        """Pairs of a token and one of an earlier chunk, over all of a prompt's chunks."""
         width = self.chunk_tokens
         full = (prompt - 1) // width
-        pairs = width * width * full * (full - 1) // 2 + (prompt - full * width) * full * width
-        return self.context_pair_s * pairs
+        return width * width * full * (full - 1) // 2 + (prompt - full * width) * full * width
+
+    def _context_s(self, prompt: int) -> float:
+        """What the prompt's chunks pay for those before them."""
+        return self.context_pair_s * self.context_pairs(prompt)

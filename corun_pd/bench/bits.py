@@ -9,7 +9,8 @@ p/d         through a prefill and a decode engine, in reverse order
 """
 
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,15 +24,18 @@ __all__ = ["Agreement", "check_company", "check_handover", "differences"]
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How many of `requests` requests equal the reference, in tokens and in all bits."""
+    """How many of `requests` requests equal the reference, in tokens and in all bits; how long they took."""
 
     run: str
     requests: int
     same_tokens: int
     same_bits: int
+    seconds: float = 0.0
 
 
-def differences(run: str, expected: Sequence[Record], found: Sequence[Record]) -> Agreement:
+def differences(
+    run: str, expected: Sequence[Record], found: Sequence[Record], seconds: float = 0.0
+) -> Agreement:
     """Compares records pairwise."""
     pairs = list(zip(expected, found, strict=True))
     return Agreement(
@@ -39,26 +43,41 @@ def differences(run: str, expected: Sequence[Record], found: Sequence[Record]) -
         requests=len(pairs),
         same_tokens=sum(a.token_ids == b.token_ids for a, b in pairs),
         same_bits=sum(a.bits() == b.bits() for a, b in pairs),
+        seconds=seconds,
     )
 
 
 def check_company(
-    engine: EngineProcess, requests: Sequence[EngineRequest], others: Sequence[EngineRequest], alone: int
+    engine: EngineProcess,
+    requests: Sequence[EngineRequest],
+    others: Sequence[EngineRequest],
+    alone: int,
+    add: Callable[[Agreement], None] = lambda agreement: None,
 ) -> tuple[list[Agreement], tuple[Record, ...]]:
-    """Runs them in other company on one engine. Returns what agreed, and the reference records."""
+    """Runs them in other company on one engine; `add` is told of each run as it ends.
+
+    Returns what agreed, and the reference records.
+    """
     reference = engine.run(Job(requests)).records
-    found = [differences("reversed", reference, engine.run(Job(requests[::-1])).records[::-1])]
+    found: list[Agreement] = []
+
+    def note(run: str, expected: Sequence[Record], records: Sequence[Record], seconds: float) -> None:
+        found.append(differences(run, expected, records, seconds))
+        add(found[-1])
+
+    backwards = engine.run(Job(requests[::-1]))
+    note("reversed", reference, backwards.records[::-1], backwards.wall_s)
     mixed = [*requests, *others]
     order = list(range(len(mixed)))
     random.Random(3).shuffle(order)
-    crowd = engine.run(Job([mixed[i] for i in order])).records
-    placed = dict(zip(order, crowd, strict=True))
-    found.append(differences("crowd", reference, [placed[i] for i in range(len(requests))]))
+    crowd = engine.run(Job([mixed[i] for i in order]))
+    placed = dict(zip(order, crowd.records, strict=True))
+    note("crowd", reference, [placed[i] for i in range(len(requests))], crowd.wall_s)
     step = max(1, len(requests) // alone) if alone else len(requests) + 1
     few = list(range(0, len(requests), step))[:alone]
     if few:
-        solo = engine.run(Job([requests[i] for i in few], concurrency=1)).records
-        found.append(differences("alone", [reference[i] for i in few], solo))
+        solo = engine.run(Job([requests[i] for i in few], concurrency=1))
+        note("alone", [reference[i] for i in few], solo.records, solo.wall_s)
     return found, reference
 
 
@@ -69,25 +88,44 @@ def check_handover(
     reference: Sequence[Record],
     logs: Path,
     devices: tuple[dict[str, str], dict[str, str]] = ({}, {}),
-    wave: int = 64,
 ) -> tuple[Agreement, int]:
-    """Runs them through a prefill and a decode engine, in reverse order, `wave` handoffs at a time.
+    """Runs them through a prefill and a decode engine, in reverse order.
 
-    `devices` are environment variables of the two processes. Returns what agreed and the bytes moved.
+    Handoffs go in waves that take at most a third of the smaller KV pool; one wave is computed while the
+    wave before it decodes. `devices` are environment variables of the two processes. Returns what agreed
+    and the bytes moved.
     """
     with (
         EngineProcess(model, Role.PREFILL, config, logs / "prefill.log", devices[0]) as prefill,
         EngineProcess(model, Role.DECODE, config, logs / "decode.log", devices[1]) as decode,
     ):
-        prefill.ready()
-        decode.ready()
+        info, other = prefill.ready(), decode.ready()
+        waves = _waves(requests[::-1], min(info.blocks, other.blocks) // 3, info.block_tokens, info.slots)
+        began_s = time.monotonic()
+        prefill.begin(Job(waves[0], hand_off=True))
         found: list[Record] = []
-        backwards = list(requests[::-1])
         moved = 0
-        for start in range(0, len(backwards), wave):
-            part = backwards[start : start + wave]
-            firsts = prefill.run(Job(part, hand_off=True)).records
-            run = decode.run(Job(part, resume=firsts))
+        for wave, later in zip(waves, [*waves[1:], None], strict=True):
+            firsts = prefill.end().records
+            if later is not None:
+                prefill.begin(Job(later, hand_off=True))
+            run = decode.run(Job(wave, resume=firsts))
             moved = run.load_after.kv_pulled_bytes
-            found += [first.joined(later) for first, later in zip(firsts, run.records, strict=True)]
-        return differences("p/d", reference, found[::-1]), moved
+            found += [first.joined(rest) for first, rest in zip(firsts, run.records, strict=True)]
+        return differences("p/d", reference, found[::-1], time.monotonic() - began_s), moved
+
+
+def _waves(
+    requests: Sequence[EngineRequest], blocks: int, block_tokens: int, most: int
+) -> list[list[EngineRequest]]:
+    """The requests in order, in waves of at most `most` whose prompts fill at most `blocks` KV blocks."""
+    waves: list[list[EngineRequest]] = []
+    used = blocks + 1
+    for request in requests:
+        need = -(-len(request.prompt) // block_tokens)
+        if used + need > blocks or len(waves[-1]) >= most:
+            waves.append([])
+            used = 0
+        waves[-1].append(request)
+        used += need
+    return waves

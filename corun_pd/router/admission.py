@@ -189,22 +189,22 @@ class Admission(Generic[L]):
 
     def _fault(self, route: Route, demand: Demand) -> CorunError | None:
         """Why the sample can never be placed in the present fleet; None when it can."""
-        needs: Sequence[tuple[str, Sequence[L], int]] = (
-            [("colocated", self._colocated(), demand.total_tokens)]
+        needs: Sequence[tuple[str, Sequence[L], str, int]] = (
+            [("colocated", self._colocated(), "sampling.max_tokens", demand.total_tokens)]
             if route is Route.COLOCATED
             else [
-                ("decode", self._pools[Role.DECODE], demand.total_tokens),
-                ("prefill", self._pools[Role.PREFILL], demand.prompt_tokens),
+                ("decode", self._pools[Role.DECODE], "sampling.max_tokens", demand.total_tokens),
+                ("prefill", self._pools[Role.PREFILL], "prompt", demand.prompt_tokens),
             ]
         )
-        for role, pool, tokens in needs:
+        for role, pool, field, tokens in needs:
             if not pool:
                 return Unavailable(f"no {role} instance has joined", role=role)
             infos = [ledger.info for ledger in pool]
             if not ever_fits(infos, tokens):
                 most = max(info.blocks * info.block_tokens for info in infos)
                 return InvalidRequest(
-                    "sampling.max_tokens",
+                    field,
                     f"the sample takes {tokens} tokens of KV cache on a {role} instance; "
                     f"the largest has {most}",
                 )

@@ -7,7 +7,7 @@ back: a ticket that was asked for and is missing, or does not fit the prompt, fa
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
@@ -121,7 +121,7 @@ class Pipeline:
             sample.prompt, sample.sampling, sample.generation_id, hand_off=decode is not None
         )
         room.prompt_computed()
-        with _Ticket(first.handoff, prefill, room) as ticket:
+        with _Ticket(first.handoff, prefill, room, lambda: self._edge(Edge.DECODE, sample)) as ticket:
             delta = sample.render(_first_tokens(first))
             if delta.finish is not None:
                 yield replace(delta, place=Place(prefill.info.instance_id))
@@ -184,8 +184,15 @@ def _first_tokens(first: Prefilled) -> LegTokens:
 class _Ticket:
     """The KV handoff in the router's hand: pulled by a decode instance, or released on the way out."""
 
-    def __init__(self, handoff: KvHandoff | None, prefill: Member, room: Reservation[Member]) -> None:
+    def __init__(
+        self,
+        handoff: KvHandoff | None,
+        prefill: Member,
+        room: Reservation[Member],
+        on_pulled: Callable[[], None],
+    ) -> None:
         self._handoff = handoff
+        self._on_pulled = on_pulled
         self._prefill = prefill
         self._room = room
         self._received_at = time.monotonic()
@@ -216,8 +223,10 @@ class _Ticket:
 
     def pulled(self) -> None:
         """A decode instance has the KV cache; the prefill instance's blocks are free."""
-        self._is_open = False
-        self._room.prompt_pulled()
+        if self._is_open:
+            self._is_open = False
+            self._room.prompt_pulled()
+            self._on_pulled()
 
     def __enter__(self) -> "_Ticket":
         return self

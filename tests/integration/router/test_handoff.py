@@ -56,6 +56,19 @@ def tamper(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
     monkeypatch.setattr(PrefillSession, "prefill", prefill)
 
 
+async def test_life_of_a_sample_is_told_edge_by_edge(
+    make_cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In order, decode from the moment at which a decode instance has the KV cache."""
+    caplog.set_level("DEBUG", logger="corun_pd.lifecycle")
+    async with make_cluster() as cluster:
+        for tokens in (8, 1):
+            await cluster.generate(token_ids=prompt(5), sampling=sampling(max_tokens=tokens), route=APART)
+    edges = [record.getMessage().split()[0].removeprefix("edge=") for record in caplog.records]
+    apart = [Edge.QUEUED, Edge.PREFILL, Edge.HANDED_OFF, Edge.DECODE, Edge.FINISHED]
+    assert edges == [*apart, Edge.QUEUED, Edge.PREFILL, Edge.FINISHED]
+
+
 async def test_prompts_at_block_borders_equal_one_engine_and_free_their_blocks(make_cluster: Any) -> None:
     """C03: lengths around a block's size, each sent twice; blocks are back at once and not by a timeout."""
     async with make_cluster(colocated=1) as cluster:

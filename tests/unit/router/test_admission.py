@@ -161,6 +161,17 @@ async def test_sample_that_fits_no_pool_is_refused_at_once() -> None:
         await admission.admit(APART, Demand(16, 49))
 
 
+async def test_prompt_that_fills_the_prefill_pool_is_let_in_and_one_token_more_is_named() -> None:
+    """A prompt that is handed off takes the blocks of its own tokens; y0 is computed where it goes."""
+    admission, ledgers = make(Role.PREFILL, Role.DECODE, blocks=4)
+    ledgers[1].info = replace(ledgers[1].info, blocks=1000)
+    with await admission.admit(APART, Demand(64, 9)):
+        assert ledgers[0].free_blocks == 0
+    with pytest.raises(InvalidRequest, match="takes 65 tokens of KV cache on a prefill") as error:
+        await admission.admit(APART, Demand(65, 9))
+    assert error.value.field == "prompt"
+
+
 async def test_full_queue_says_when_to_come_back() -> None:
     """From the rate at which samples ended lately."""
     admission, _ = pair(slots=1, router={"max_waiting": 1})

@@ -69,8 +69,12 @@ class CountingScheduler(AsyncScheduler):  # type: ignore[misc]
         return super().make_stats(*args, **kwargs)
 
     def blocks_to_end(self, request: Request) -> int:
-        """KV blocks that the request needs beyond those it holds, over all KV cache groups."""
-        tokens = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
+        """KV blocks that the request needs beyond those it holds, over all KV cache groups.
+
+        The last token is output and never computed, so it takes none: a prompt that is handed off needs what
+        its own tokens fill, which is what the router counts.
+        """
+        tokens = min(request.num_prompt_tokens + request.max_tokens - 1, self.max_model_len)
         need = 0
         for manager in self.kv_cache_manager.coordinator.single_type_managers:
             size, spec = manager.block_size, manager.kv_cache_spec

@@ -5,6 +5,7 @@
     │   └── UnsupportedParameter  a parameter that cannot be served exactly        INVALID_ARGUMENT
     ├── Overloaded                come back later; says when                       RESOURCE_EXHAUSTED
     ├── Unavailable               no instance can serve it now                     UNAVAILABLE
+    ├── Unimplemented             the server is another program or version         UNIMPLEMENTED
     ├── DeadlineExceeded          the caller's time is up                          DEADLINE_EXCEEDED
     ├── Cancelled                 the caller went away                             CANCELLED
     ├── ContractMismatch          two contracts differ; names the fields           FAILED_PRECONDITION
@@ -34,6 +35,7 @@ __all__ = [
     "Overloaded",
     "SetupError",
     "Unavailable",
+    "Unimplemented",
     "UnsupportedParameter",
 ]
 
@@ -80,6 +82,12 @@ class Unavailable(CorunError):
     """No instance can serve the request now: none has joined, or the one that had it went away."""
 
     reason = "UNAVAILABLE"
+
+
+class Unimplemented(CorunError):
+    """The server lacks the call: it is another program, or another version. It will lack it next time too."""
+
+    reason = "UNIMPLEMENTED"
 
 
 class DeadlineExceeded(CorunError):

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import click
 
+from corun_pd import __version__
 from corun_pd.errors import CorunError
 
 __all__ = ["cli", "main"]
@@ -64,7 +65,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands)
-@click.version_option(package_name="corun-pd")
+@click.version_option(__version__)
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),

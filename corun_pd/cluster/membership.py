@@ -8,7 +8,7 @@ from typing import Final, NoReturn
 import grpc
 
 from corun_pd.core import InstanceInfo
-from corun_pd.errors import ContractMismatch, InvalidRequest
+from corun_pd.errors import ContractMismatch, InvalidRequest, Unimplemented
 from corun_pd.v1 import router_pb2, router_pb2_grpc
 from corun_pd.wire.convert import instance_to_pb
 from corun_pd.wire.server import open_channel
@@ -27,7 +27,8 @@ async def stay_joined(router: str, info: InstanceInfo) -> NoReturn:
     """Joins the fleet of the router at host:port, and joins again whenever membership ends.
 
     Runs until it is cancelled, which leaves the fleet. Raises ContractMismatch when the fleet runs another
-    contract, and InvalidRequest when the router will not have such an instance.
+    contract, InvalidRequest when the router will not have such an instance, and Unimplemented when no
+    router is there but another server.
     """
     request = router_pb2.JoinFleetRequest(instance=instance_to_pb(info))
     delay_s = FIRST_DELAY_S
@@ -43,7 +44,7 @@ async def stay_joined(router: str, info: InstanceInfo) -> NoReturn:
                 problem = "the router ended it"
             except grpc.aio.AioRpcError as error:
                 refusal = error_from_rpc(error)
-                if isinstance(refusal, ContractMismatch | InvalidRequest):
+                if isinstance(refusal, ContractMismatch | InvalidRequest | Unimplemented):
                     raise refusal from error
                 problem = refusal.message
             finally:

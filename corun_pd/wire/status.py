@@ -28,6 +28,7 @@ from corun_pd.errors import (
     InvalidRequest,
     Overloaded,
     Unavailable,
+    Unimplemented,
     UnsupportedParameter,
 )
 from corun_pd.v1 import legs_pb2
@@ -45,6 +46,7 @@ CODES: Final[Mapping[type[CorunError], grpc.StatusCode]] = {
     UnsupportedParameter: grpc.StatusCode.INVALID_ARGUMENT,
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
+    Unimplemented: grpc.StatusCode.UNIMPLEMENTED,
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     Cancelled: grpc.StatusCode.CANCELLED,
     ContractMismatch: grpc.StatusCode.FAILED_PRECONDITION,
@@ -56,7 +58,15 @@ CODES: Final[Mapping[type[CorunError], grpc.StatusCode]] = {
 #: Classes by reason: those whose one argument is the message.
 _PLAIN: Final = {
     kind.reason: kind
-    for kind in (Unavailable, DeadlineExceeded, Cancelled, HandoffRejected, EngineFailed, ContractBroken)
+    for kind in (
+        Unavailable,
+        Unimplemented,
+        DeadlineExceeded,
+        Cancelled,
+        HandoffRejected,
+        EngineFailed,
+        ContractBroken,
+    )
 }
 
 #: What a bare code means, when gRPC itself or a proxy made the status.
@@ -64,7 +74,7 @@ _BARE: Final[Mapping[grpc.StatusCode, type[CorunError]]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.CANCELLED: Cancelled,
-    grpc.StatusCode.UNIMPLEMENTED: Unavailable,
+    grpc.StatusCode.UNIMPLEMENTED: Unimplemented,
 }
 
 #: How long a client waits when a bare RESOURCE_EXHAUSTED does not say.

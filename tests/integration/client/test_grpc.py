@@ -15,8 +15,10 @@ from corun_pd.errors import (
     InvalidRequest,
     Overloaded,
     Unavailable,
+    Unimplemented,
     UnsupportedParameter,
 )
+from corun_pd.wire.server import build_server
 from tests.integration.client.fake_router import CONTRACT, serve_router
 
 ONE_TRY = RetryPolicy(max_attempts=1)
@@ -154,6 +156,21 @@ async def test_no_router_is_unavailable_and_not_a_wait() -> None:
             await client.generate("x", timeout_s=5)
         with pytest.raises(Unavailable):
             await client.describe(timeout_s=5)
+
+
+async def test_another_server_than_a_router_is_named_at_once() -> None:
+    """An instance's address, say: it lacks the call, and will lack it next time too."""
+    server, _ = build_server("127.0.0.1", 0, [])
+    await server.start()
+    try:
+        async with AsyncClient(server.address) as client:
+            began = time.monotonic()
+            for call in (client.describe(), client.generate("x"), anext(client.stream("x"))):
+                with pytest.raises(Unimplemented, match="UNIMPLEMENTED"):
+                    await call
+            assert time.monotonic() - began < 1
+    finally:
+        await server.stop(0)
 
 
 async def test_the_blocking_client_works_beside_a_running_loop() -> None:

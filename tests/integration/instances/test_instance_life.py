@@ -14,9 +14,9 @@ from corun_pd.cluster.preflight import free_port
 from corun_pd.config import EngineConfig
 from corun_pd.core import Role
 from corun_pd.engine.fake import FakeEngine
-from corun_pd.errors import ContractMismatch, EngineFailed, SetupError
+from corun_pd.errors import ContractMismatch, EngineFailed, SetupError, Unimplemented
 from corun_pd.v1 import instance_pb2, instance_pb2_grpc, legs_pb2, legs_pb2_grpc
-from corun_pd.wire.server import open_channel
+from corun_pd.wire.server import build_server, open_channel
 from corun_pd.wire.status import error_from_rpc
 
 CONFIG = EngineConfig(kind="fake", max_model_tokens=512)
@@ -86,6 +86,19 @@ async def test_another_contract_ends_the_instance_with_the_difference(
     fleet = await start_fleet(ContractMismatch("other contract", {"slots": ("4", "8")}))
     with pytest.raises(ContractMismatch, match="slots: 4 != 8"):
         await asyncio.wait_for(serve_instance(Role.COLOCATED, tmp_path, CONFIG, router=fleet.address), 10)
+
+
+async def test_another_server_than_a_router_ends_the_instance(tmp_path: Path) -> None:
+    """What is there will not become a router."""
+    server, _ = build_server("127.0.0.1", 0, [])
+    await server.start()
+    try:
+        with pytest.raises(Unimplemented):
+            await asyncio.wait_for(
+                serve_instance(Role.COLOCATED, tmp_path, CONFIG, router=server.address), 10
+            )
+    finally:
+        await server.stop(0)
 
 
 async def test_the_death_of_the_engine_ends_legs_calls_membership_and_process(

@@ -1,13 +1,16 @@
 """The commands: help, exit codes, and what an error looks like."""
 
+import importlib.metadata
 import logging
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from corun_pd import __version__
 from corun_pd.cli.main import COMMANDS, cli
 from corun_pd.cluster.packages import Package
 
@@ -25,6 +28,17 @@ def write_cluster(folder: Path, text: str) -> str:
     file = folder / "cluster.yaml"
     file.write_text(text)
     return str(file)
+
+
+def test_version_is_told_by_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the package's own, and asks for no metadata."""
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    result = CliRunner().invoke(cli, ["--version"], prog_name="corun-pd")
+    assert (result.exit_code, result.output) == (0, f"corun-pd, version {__version__}\n")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -27,6 +27,7 @@ from corun_pd.errors import (
     InvalidRequest,
     Overloaded,
     Unavailable,
+    Unimplemented,
 )
 
 QUICK = RetryPolicy(max_attempts=4, first_wait_s=0.001, max_wait_s=0.002)
@@ -65,7 +66,13 @@ async def test_refusals_for_now_are_tried_again() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [InvalidRequest("seed", "wrong"), EngineFailed("died"), ContractBroken("differs"), Cancelled("gone")],
+    [
+        InvalidRequest("seed", "wrong"),
+        EngineFailed("died"),
+        ContractBroken("differs"),
+        Cancelled("gone"),
+        Unimplemented("Method not found!"),
+    ],
 )
 async def test_other_errors_are_raised_at_once(error: CorunError) -> None:
     """Trying again would not help, or would hide a fault."""

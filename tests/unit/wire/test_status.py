@@ -16,6 +16,7 @@ from corun_pd.errors import (
     InvalidRequest,
     Overloaded,
     Unavailable,
+    Unimplemented,
     UnsupportedParameter,
 )
 from corun_pd.v1 import legs_pb2
@@ -26,6 +27,7 @@ ERRORS = [
     (UnsupportedParameter("sampling.min_p", "not exact yet"), grpc.StatusCode.INVALID_ARGUMENT),
     (Overloaded("full", 2.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (Unavailable("no decode instance", role="decode"), grpc.StatusCode.UNAVAILABLE),
+    (Unimplemented("Method not found!"), grpc.StatusCode.UNIMPLEMENTED),
     (DeadlineExceeded("too late"), grpc.StatusCode.DEADLINE_EXCEEDED),
     (Cancelled("gone"), grpc.StatusCode.CANCELLED),
     (
@@ -99,6 +101,7 @@ async def test_details_are_the_standard_ones() -> None:
             "CLIENT: Sent message larger than max (9 vs. 8)",
             InvalidRequest,
         ),
+        (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", Unimplemented),
         (grpc.StatusCode.UNKNOWN, "bug", EngineFailed),
     ],
 )

@@ -42,11 +42,11 @@ $(MODEL)/config.json: | $(STAMP)
 demo: $(STAMP) $(MODEL)/config.json ## Runs 32 prompts disaggregated and colocated, and compares every bit.
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP) ## Runs every test, those with real engines on the CPU too.
-	$(BIN)/python -m pytest
+test: test-fast ## Runs every test, those with real engines on the CPU too.
+	$(BIN)/python -m pytest tests/engine
 
-test-fast: $(STAMP) ## Runs the tests that need no real engine, in under a minute.
-	$(BIN)/python -m pytest tests/unit tests/integration
+test-fast: $(STAMP) ## Runs the tests that need no real engine, on two cores in under a minute.
+	$(BIN)/python -m pytest -n 2 tests/unit tests/integration
 
 test-exhaustive: $(STAMP) ## Runs the tests of further architectures on real engines.
 	$(BIN)/python -m pytest -m exhaustive tests/engine

@@ -41,6 +41,7 @@ def test_a_windows_file_keeps_its_records_and_physical_numbers(tmp_path: Path) -
         (gzip.compress(gzip.compress(b"{}")), "gzip within gzip"),
         (b"PK\x03\x04 rest", "zip"),
     ],
+    ids=lambda value: "" if isinstance(value, bytes) else value,
 )
 def test_other_encodings_are_refused_by_name(tmp_path: Path, data: bytes, name: str) -> None:
     """One line that says what the file is, not a parse error at its first byte."""

@@ -14,12 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from corun_pd.bench.process import EngineProcess, Job, Record
+from corun_pd.bench.process import EngineProcess, Job, Record, Run
 from corun_pd.bench.workloads import EngineRequest
 from corun_pd.config import EngineConfig
 from corun_pd.core import Role
 
 __all__ = ["Agreement", "check_company", "check_handover", "differences"]
+
+#: A request alone takes about this many times what it takes among others: an estimate for `has_room`.
+ALONE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +56,37 @@ def check_company(
     others: Sequence[EngineRequest],
     alone: int,
     add: Callable[[Agreement], None] = lambda agreement: None,
-) -> tuple[list[Agreement], tuple[Record, ...]]:
+    has_room: Callable[[str, float], bool] = lambda run, needed_s: True,
+) -> tuple[list[Agreement], Run]:
     """Runs them in other company on one engine; `add` is told of each run as it ends.
 
-    Returns what agreed, and the reference records.
+    `has_room` is asked, with the seconds that the reference took for as many requests, whether a run is to
+    be made. Returns what agreed, and the reference.
     """
-    reference = engine.run(Job(requests)).records
+    batch = engine.run(Job(requests))
+    reference, a_request_s = batch.records, batch.wall_s / len(requests)
     found: list[Agreement] = []
 
     def note(run: str, expected: Sequence[Record], records: Sequence[Record], seconds: float) -> None:
         found.append(differences(run, expected, records, seconds))
         add(found[-1])
 
-    backwards = engine.run(Job(requests[::-1]))
-    note("reversed", reference, backwards.records[::-1], backwards.wall_s)
-    mixed = [*requests, *others]
-    order = list(range(len(mixed)))
-    random.Random(3).shuffle(order)
-    crowd = engine.run(Job([mixed[i] for i in order]))
-    placed = dict(zip(order, crowd.records, strict=True))
-    note("crowd", reference, [placed[i] for i in range(len(requests))], crowd.wall_s)
     step = max(1, len(requests) // alone) if alone else len(requests) + 1
     few = list(range(0, len(requests), step))[:alone]
-    if few:
+    if few and has_room("alone", ALONE * a_request_s * len(few)):
         solo = engine.run(Job([requests[i] for i in few], concurrency=1))
         note("alone", [reference[i] for i in few], solo.records, solo.wall_s)
-    return found, reference
+    if has_room("reversed", batch.wall_s):
+        backwards = engine.run(Job(requests[::-1]))
+        note("reversed", reference, backwards.records[::-1], backwards.wall_s)
+    mixed = [*requests, *others]
+    if has_room("crowd", a_request_s * len(mixed)):
+        order = list(range(len(mixed)))
+        random.Random(3).shuffle(order)
+        crowd = engine.run(Job([mixed[i] for i in order]))
+        placed = dict(zip(order, crowd.records, strict=True))
+        note("crowd", reference, [placed[i] for i in range(len(requests))], crowd.wall_s)
+    return found, batch
 
 
 def check_handover(

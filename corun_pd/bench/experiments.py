@@ -81,7 +81,7 @@ def concurrency(station: Station, plan: Plan) -> list[Row]:
     rows = []
     for count in plan.in_flight:
         lengths = plan.loop.lengths
-        some = Workload(plan.loop.name, lengths[: max(8, min(2 * count, len(lengths)))])
+        some = Workload(plan.loop.name, lengths[: max(4, min(2 * count, len(lengths)))])
         rows.append(_row(station, some, station.closed_loop(some, count)) | {"in_flight": count})
     return rows
 
@@ -107,7 +107,10 @@ def decode_step(station: Station, plan: Plan) -> list[Row]:
 
 def ablation(station: Station, plan: Plan) -> list[Row]:
     """Throughput on prompts of one length and of many, and what stays equal in other company (Fig. 13)."""
-    rows = [_row(station, workload, station.offline(workload)) for workload in (plan.loop, plan.ragged)]
+    rows = [
+        _row(station, workload, station.offline(workload))
+        for workload in dict.fromkeys((plan.loop, plan.ragged))
+    ]
     info = station.info
     longest = min(4 * info.prefill_tokens, info.max_model_tokens - 32)
     sizes = (info.prefill_tokens, info.block_tokens, info.vocabulary, longest, 32)

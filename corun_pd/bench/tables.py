@@ -1,11 +1,14 @@
 """Which figures of an experiment's rows a table shows, and how."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from corun_pd.bench.report import print_table
+from corun_pd.errors import ConfigError
 
-__all__ = ["COLUMNS", "show"]
+__all__ = ["COLUMNS", "show", "show_file"]
 
 #: By experiment: (heading, field, what it is multiplied by).
 COLUMNS: Final[dict[str, tuple[tuple[str, str, float], ...]]] = {
@@ -51,24 +54,54 @@ COLUMNS: Final[dict[str, tuple[tuple[str, str, float], ...]]] = {
         ("alone: equal", "alone_same_bits", 1),
         ("of", "reversed_requests", 1),
     ),
+    "determinism": (
+        ("requests", "requests", 1),
+        ("same tokens", "same_tokens", 1),
+        ("same bits", "same_bits", 1),
+        ("s", "seconds", 1),
+    ),
+    "transfer": (
+        ("MB", "kv_bytes", 1e-6),
+        ("GB/s", "bytes_per_s", 1e-9),
+        ("pull ms", "pull_s", 1e3),
+        ("to first decode token ms", "to_first_decode_token_s", 1e3),
+        ("rows beside", "beside_rows", 1),
+        ("pull beside rows ms", "beside_pull_s", 1e3),
+        ("hidden %", "hidden_ratio", 100),
+    ),
 }
+
+#: What tells an experiment's rows of one mode apart; errors stand here.
+KEYS: Final = {"determinism": "run", "transfer": "prompt_tokens"}
 
 
 def show(experiment: str, rows: Sequence[Mapping[str, object]]) -> None:
     """Prints an experiment's rows; errors stand where the figures would."""
-    columns = COLUMNS[experiment]
+    columns, key = COLUMNS[experiment], KEYS.get(experiment, "workload")
     cells = [
         [
             row["mode"],
-            row["workload"] or row.get("error", ""),
+            row.get(key) or row.get("error", ""),
             *(_cell(row.get(f), by) for _, f, by in columns),
         ]
         for row in rows
     ]
-    print_table(experiment, ("mode", "workload", *(heading for heading, _, _ in columns)), cells)
+    print_table(experiment, ("mode", key.replace("_", " "), *(heading for heading, _, _ in columns)), cells)
+
+
+def show_file(result: Path) -> None:
+    """Prints a result's rows. Raises ConfigError for a file that holds no result of an experiment."""
+    try:
+        data = json.loads(result.read_text())
+        experiment, rows = data["experiment"], data["rows"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{result}: no result of an experiment") from error
+    if experiment not in COLUMNS:
+        raise ConfigError(f"{result}: experiment {experiment!r} has no table; there are {', '.join(COLUMNS)}")
+    show(experiment, rows)
 
 
 def _cell(value: object, by: float) -> object:
-    if isinstance(value, float):
-        return value * by
+    if isinstance(value, float) or (value is not None and by != 1):
+        return float(value) * by  # type: ignore[arg-type]
     return "" if value is None else value

@@ -6,7 +6,7 @@ it holds the engine's scheduling and the pull's notification as well as the copy
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,13 +33,18 @@ def measure_transfer(
     config: EngineConfig,
     lengths: Sequence[int],
     logs: Path,
+    add: Callable[[Row, EngineInfo], None],
     devices: tuple[dict[str, str], dict[str, str]] = ({}, {}),
-) -> tuple[list[Row], EngineInfo]:
-    """A row for each prompt length, in tokens. `devices` are environment variables of the two processes.
+) -> None:
+    """A row for each prompt length, in tokens; `add` gets it, and what the decode engine is, as it comes.
 
-    Raises ConfigError for a prompt that the model or its KV pool does not hold, EngineFailed when an
-    engine fails.
+    `devices` are environment variables of the two processes. Raises ConfigError for a prompt that the model
+    or its KV pool does not hold, EngineFailed when an engine fails.
     """
+    for length in lengths:
+        limit = config.max_model_tokens
+        if limit is not None and length + OUTPUT > limit:
+            raise ConfigError(f"a prompt of {length} tokens and {OUTPUT} more are above the limit of {limit}")
     with (
         EngineProcess(model, Role.PREFILL, config, logs / "transfer-prefill.log", devices[0]) as prefill,
         EngineProcess(model, Role.DECODE, config, logs / "transfer-decode.log", devices[1]) as decode,
@@ -51,7 +56,8 @@ def measure_transfer(
                 raise ConfigError(f"a prompt of {length} tokens does not fit the model or its KV pool")
         pair = _Pair(prefill, decode, info, pool)
         pair.alone(16)  # the first pull makes the connection
-        return [pair.alone(length) | pair.beside(length) for length in lengths], other
+        for length in lengths:
+            add(pair.alone(length) | pair.beside(length), other)
 
 
 class _Pair:
@@ -91,7 +97,7 @@ class _Pair:
         rows = min(ROWS, self._info.slots // 2)
         room = self._pool - rows * (ROW_PROMPT + ROW_STEPS + self._info.block_tokens)
         count = min(REPEATS, room // (length + OUTPUT + self._info.block_tokens), self._info.slots - rows)
-        if rows < 1 or count < 1:
+        if rows < 1 or count < 1 or self._info.max_model_tokens < ROW_PROMPT + ROW_STEPS:
             return {"beside_rows": 0}
         busy = self._requests(ROW_PROMPT, rows, ROW_STEPS, 100)
         plain = self._decode.run(Job(busy, resume=self._compute(busy)))

@@ -1,21 +1,24 @@
 """`corun-pd bench`: experiments on engines, without router or services."""
 
+import math
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from corun_pd.bench.experiments import EXPERIMENTS, Plan
+from corun_pd.bench.experiments import EXPERIMENTS, Plan, Row
 from corun_pd.bench.modes import ABLATION, mode_named, modes_named
 from corun_pd.bench.plots import plot_file
-from corun_pd.bench.report import print_table, write_result
+from corun_pd.bench.report import write_result
 from corun_pd.bench.session import Session, Variant
-from corun_pd.bench.tables import show
+from corun_pd.bench.tables import show, show_file
 from corun_pd.bench.transfer import measure_transfer
 from corun_pd.bench.workloads import parse_workloads
 from corun_pd.cli.bench_determinism import determinism
-from corun_pd.cli.bench_options import common, engine_config, lengths_of, model_of, plan_options
+from corun_pd.cli.bench_options import common, engine_config, lengths_of, model_of, numbers_of, plan_options
+from corun_pd.engine.base import EngineInfo
 from corun_pd.errors import ConfigError, SetupError
 
 __all__ = ["bench"]
@@ -31,7 +34,7 @@ bench.add_command(determinism)
 
 def _experiment(name: str, modes: str) -> click.Command:
     @common(modes)
-    @plan_options
+    @plan_options("1024/128" if name == "ablation" else "burstgpt")
     @click.option("--out", type=click.Path(path_type=Path), required=True, help="The result's JSON.")
     def command(**settings: Any) -> None:
         _run([name], {name: settings["out"]}, settings)
@@ -46,7 +49,7 @@ for _name in EXPERIMENTS:
 
 @bench.command("all")
 @common("standard,batch-invariant,isolated,packed,hybrid")
-@plan_options
+@plan_options()
 @click.option(
     "--experiments",
     default="throughput,timeline,latency,concurrency,padding,decode-step",
@@ -59,7 +62,7 @@ for _name in EXPERIMENTS:
 @click.option("--label", default="", help="Goes into the files' names.")
 def every(**settings: Any) -> None:
     """Several experiments on one engine process a mode."""
-    names = [name.strip() for name in settings["experiments"].split(",")]
+    names = list(dict.fromkeys(name.strip() for name in settings["experiments"].split(",")))
     for name in names:
         if name not in EXPERIMENTS:
             raise ConfigError(f"experiment {name!r}: not one of {', '.join(EXPERIMENTS)}")
@@ -68,23 +71,18 @@ def every(**settings: Any) -> None:
 
 
 def _run(names: list[str], outs: dict[str, Path], settings: dict[str, Any]) -> None:
-    config, chunk = engine_config(settings), settings["chunk"]
     session = Session(
         model=model_of(settings),
-        plan=_plan(settings),
+        plan=_plan(names, settings),
         outs=outs,
         settings=settings,
         limit_s=settings["mode_limit"],
         say=_say(),
     )
-    variants = [Variant(mode, mode.apply(config, chunk)) for mode in modes_named(settings["modes"])]
-    if settings["sizes"]:
-        sizes = [int(size) for size in settings["sizes"].split(",")]
-        variants = [
-            Variant(one.mode, one.config.model_copy(update={"slots": size}))
-            for one in variants
-            for size in sizes
-        ]
+    sizes = numbers_of("--sizes", settings["sizes"]) if settings["sizes"] else [settings["slots"]]
+    configs = [engine_config(settings | {"slots": size}) for size in sizes]
+    modes = modes_named(settings["modes"])
+    variants = [Variant(mode, mode.apply(config, settings["chunk"])) for mode in modes for config in configs]
     went_well = session.run(variants)
     for name in names:
         show(name, session.rows.get(name, []))
@@ -100,63 +98,69 @@ def _plot(result: Path) -> None:
         click.echo(f"no plot: {error}", err=True)
 
 
-def _plan(settings: dict[str, Any]) -> Plan:
+def _plan(names: Sequence[str], settings: dict[str, Any]) -> Plan:
+    """Workloads of experiments that are not run need not fit the model."""
     limit, files = settings["max_model_tokens"], lengths_of(settings)
     count = settings["requests"]
     (loop,) = parse_workloads(settings["workload"], count, limit, files)
     (ragged,) = parse_workloads("burstgpt", count, limit, files)
+    takes_all = not {"throughput", "padding"}.isdisjoint(names)
     return Plan(
-        workloads=parse_workloads(settings["workloads"], count, limit, files),
+        workloads=parse_workloads(settings["workloads"], count, limit, files) if takes_all else (),
         loop=loop,
         ragged=ragged,
-        rates_per_s=[float(rate) for rate in settings["rates"].split(",") if rate],
-        in_flight=[int(number) for number in settings["in_flight"].split(",")],
-        kv_tokens=[int(number) for number in settings["kv_tokens"].split(",")],
+        rates_per_s=_rates(settings["rates"]),
+        in_flight=numbers_of("--in-flight", settings["in_flight"]),
+        kv_tokens=numbers_of("--kv-tokens", settings["kv_tokens"]),
         repeats=settings["repeats"],
         bits=settings["bits"],
     )
 
 
-def _say() -> Any:
+def _rates(text: str) -> list[float]:
+    """Rates above zero."""
+    try:
+        rates = [float(rate) for rate in text.split(",") if rate.strip()]
+    except ValueError:
+        raise ConfigError(f"--rates: {text!r} is not numbers with commas") from None
+    if not all(0 < rate < math.inf for rate in rates):
+        raise ConfigError(f"--rates: {text!r} is not all above zero")
+    return rates
+
+
+def _say() -> Callable[[str], None]:
     began_s = time.monotonic()
     return lambda text: click.echo(f"[{time.monotonic() - began_s:6.1f} s] {text}", err=True)
 
 
 @bench.command()
-@common("packed")
+@common("packed", memory=0.42, max_model_tokens=33024)
 @click.option(
     "--lengths", default="1024,8192,32768", show_default=True, help="Prompts in tokens, with commas."
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The result's JSON.")
 def transfer(**settings: Any) -> None:
     """KV caches over NIXL between two engines of this machine: GB/s, and the share hidden behind compute."""
-    lengths = [int(length) for length in settings["lengths"].split(",")]
     mode = mode_named(settings["modes"])
     config = mode.apply(engine_config(settings), settings["chunk"])
-    model, logs = model_of(settings), settings["out"].parent
-    rows, info = measure_transfer(model, config, lengths, logs)
-    engines = [{"mode": mode.name, "kv_blocks": info.blocks, "fingerprint": info.contract.fingerprint}]
-    rows = [{"mode": mode.name} | row for row in rows]
-    write_result(settings["out"], "transfer", settings, rows, engines=engines)
-    columns = (
-        "prompt tokens",
-        "MB",
-        "GB/s",
-        "pull ms",
-        "to first decode token ms",
-        "beside rows ms",
-        "hidden %",
-    )
-    keys = (
-        ("prompt_tokens", 1),
-        ("kv_bytes", 1e-6),
-        ("bytes_per_s", 1e-9),
-        ("pull_s", 1e3),
-        ("to_first_decode_token_s", 1e3),
-        ("beside_pull_s", 1e3),
-        ("hidden_ratio", 100),
-    )
-    cells = [["" if row.get(key) is None else row[key] * by for key, by in keys] for row in rows]  # type: ignore[operator]
-    print_table("transfer", columns, cells)
+    say, out, rows = _say(), settings["out"], []
+
+    def add(row: Row, info: EngineInfo) -> None:
+        rows.append({"mode": mode.name} | row)
+        engines = [{"mode": mode.name, "kv_blocks": info.blocks, "fingerprint": info.contract.fingerprint}]
+        write_result(out, "transfer", settings, rows, engines=engines)
+        say(f"{row['prompt_tokens']} tokens pulled")
+
+    lengths = numbers_of("--lengths", settings["lengths"])
+    measure_transfer(model_of(settings), config, lengths, out.parent, add)
+    show("transfer", rows)
     if settings["plot"]:
-        _plot(settings["out"])
+        _plot(out)
+
+
+@bench.command("show")
+@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+def show_results(results: tuple[Path, ...]) -> None:
+    """Prints the tables of results that were written before."""
+    for result in results:
+        show_file(result)

@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,16 @@ import click
 
 from corun_pd.bench.bits import Agreement, check_company, check_handover, differences
 from corun_pd.bench.modes import Mode, modes_named
-from corun_pd.bench.process import EngineProcess, Job
+from corun_pd.bench.process import EngineProcess, Job, Record
 from corun_pd.bench.report import print_table, write_result
-from corun_pd.bench.workloads import mixed_requests
+from corun_pd.bench.workloads import EngineRequest, mixed_requests
 from corun_pd.cli.bench_options import common, engine_config, model_of
 from corun_pd.core import Role
 from corun_pd.errors import CorunError
 
 __all__ = ["determinism"]
+
+Row = dict[str, object]
 
 
 @click.command()
@@ -65,11 +68,11 @@ class _Check:
         self.model = model_of(settings)
         self.logs = Path(settings["out"]).parent
         self.began_s = time.monotonic()
-        self.rows: list[dict[str, object]] = []
+        self.rows: list[Row] = []
         self.has_failed = False
 
     def measure(self, mode: Mode) -> None:
-        """One mode: an engine for all company, a second one, a pair."""
+        """One mode: an engine for all company, then a pair and a second engine, whichever of these fails."""
         settings = self.settings
         config = mode.apply(engine_config(settings), settings["chunk"])
         began_s = time.monotonic()
@@ -79,34 +82,52 @@ class _Check:
             sizes = (settings["chunk"], settings["block_tokens"], info.vocabulary, settings["longest"])
             requests = mixed_requests(settings["requests"], *sizes, settings["output"])
             others = mixed_requests(settings["others"], *sizes, settings["output"], seed=11)
-            extra: dict[str, object] = {"fingerprint": info.contract.fingerprint}
-
-            def add(agreement: Agreement) -> None:
-                self.add(mode, agreement, extra)
-
-            found, reference = check_company(engine, requests, others, settings["alone"], add)
-        batch_s = found[0].seconds
+            facts: Row = {"fingerprint": info.contract.fingerprint, "kv_blocks": info.blocks}
+            _, batch = check_company(
+                engine,
+                requests,
+                others,
+                settings["alone"],
+                lambda agreement: self.add(mode, agreement, facts),
+                lambda run, needed_s: self.has_room(mode, run, needed_s),
+            )
         if mode.role is Role.STANDARD:
             return
-        if settings["restart"] and self.has_room(mode, "restart", start_s + batch_s):
-            again = self.logs / f"{mode.name}-again.log"
-            with (
-                tempfile.TemporaryDirectory() as caches,
-                EngineProcess(self.model, mode.role, config, again, _cold(caches)) as engine,
-            ):
-                engine.ready()
-                run = engine.run(Job(requests))
-                add(differences("restart", reference, run.records, run.wall_s))
-        if settings["handover"] and self.has_room(mode, "p/d", start_s + 2 * batch_s):
-            pair = mode.apply(engine_config(settings, settings["pair_memory"]), settings["chunk"])
-            agreement, moved = check_handover(self.model, pair, requests, reference, self.logs)
-            extra = extra | {"kv_moved_bytes": moved}
-            add(agreement)
+        for run, needed_s, check in (
+            ("p/d", start_s + 1.2 * batch.wall_s, self._handover),
+            ("restart", start_s + batch.wall_s, self._restart),
+        ):
+            if settings["handover" if run == "p/d" else run] and self.has_room(mode, run, needed_s):
+                try:
+                    check(mode, requests, batch.records, facts)
+                except CorunError as error:
+                    self.fail(mode, f"{run}: {error}")
 
-    def add(self, mode: Mode, agreement: Agreement, extra: dict[str, object]) -> None:
+    def _restart(
+        self, mode: Mode, requests: Sequence[EngineRequest], reference: Sequence[Record], facts: Row
+    ) -> None:
+        config = mode.apply(engine_config(self.settings), self.settings["chunk"])
+        log = self.logs / f"{mode.name}-again.log"
+        with (
+            tempfile.TemporaryDirectory() as caches,
+            EngineProcess(self.model, mode.role, config, log, _cold(caches)) as engine,
+        ):
+            engine.ready()
+            run = engine.run(Job(requests))
+            self.add(mode, differences("restart", reference, run.records, run.wall_s), facts)
+
+    def _handover(
+        self, mode: Mode, requests: Sequence[EngineRequest], reference: Sequence[Record], facts: Row
+    ) -> None:
+        settings = self.settings
+        config = mode.apply(engine_config(settings, settings["pair_memory"]), settings["chunk"])
+        agreement, moved = check_handover(self.model, config, requests, reference, self.logs)
+        self.add(mode, agreement, facts | {"kv_moved_bytes": moved})
+
+    def add(self, mode: Mode, agreement: Agreement, facts: Row) -> None:
         """Takes what one run gave."""
         names = ("run", "requests", "same_tokens", "same_bits", "seconds")
-        self.rows.append({"mode": mode.name} | {name: getattr(agreement, name) for name in names} | extra)
+        self.rows.append({"mode": mode.name} | {name: getattr(agreement, name) for name in names} | facts)
         self.has_failed |= agreement.same_bits < agreement.requests and mode.role is not Role.STANDARD
         text = f"{agreement.same_bits} of {agreement.requests} equal, {agreement.seconds:.1f} s"
         click.echo(f"[{self.spent_s:6.1f} s] {mode.name}: {agreement.run}: {text}", err=True)

@@ -7,30 +7,35 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import ValidationError
 
 from corun_pd.bench.shapes import SHAPES, write_shape
-from corun_pd.config import EngineConfig, FakeConfig
+from corun_pd.cli.plan_inputs import parse_numbers
+from corun_pd.config import EngineConfig, FakeConfig, PrefillConfig, describe_validation
+from corun_pd.errors import ConfigError
 from corun_pd.planner.traces import BurstGpt
 
-__all__ = ["common", "engine_config", "lengths_of", "model_of", "plan_options"]
+__all__ = ["common", "engine_config", "lengths_of", "model_of", "numbers_of", "plan_options"]
 
 Decorator = Callable[[Any], Any]
 
 
-def common(modes: str) -> Decorator:
-    """Options of every experiment; `modes` is the default of --modes."""
+def common(modes: str, memory: float = 0.85, max_model_tokens: int = 8192) -> Decorator:
+    """Options of every experiment, and the defaults of some."""
     return _all(
         click.option("--model", type=click.Path(path_type=Path, exists=True), help="A model folder."),
         click.option("--shape", type=click.Choice(sorted(SHAPES)), help="A shape with random weights."),
-        click.option("--layers", type=int, help="Fewer layers than the shape has."),
+        click.option("--layers", type=click.IntRange(1), help="Fewer layers than the shape has."),
         click.option("--modes", default=modes, show_default=True, help="Names, with commas or semicolons."),
         click.option("--slots", type=int, default=256, show_default=True, help="N."),
         click.option(
             "--chunk", type=int, default=2048, show_default=True, help="C of isolated, T of packed."
         ),
-        click.option("--max-model-tokens", type=int, default=8192, show_default=True),
+        click.option("--max-model-tokens", type=int, default=max_model_tokens, show_default=True),
         click.option("--block-tokens", type=int, default=16, show_default=True),
-        click.option("--memory", type=float, default=0.85, show_default=True, help="Share of GPU memory."),
+        click.option(
+            "--memory", type=float, default=memory, show_default=True, help="GPU memory of an engine."
+        ),
         click.option("--kv-cache-bytes", type=int, help="KV pool, instead of what the memory holds."),
         click.option("--backend", help="Attention backend."),
         click.option("--compile", "compiled", is_flag=True, help="Compile the model in every mode."),
@@ -39,8 +44,8 @@ def common(modes: str) -> Decorator:
     )
 
 
-def plan_options(command: Any) -> Any:
-    """Options of what the experiments run."""
+def plan_options(workload: str = "burstgpt") -> Decorator:
+    """Options of what the experiments run; `workload` is the default of --workload."""
     return _all(
         click.option(
             "--workloads",
@@ -49,7 +54,7 @@ def plan_options(command: Any) -> Any:
             help="NAME[:COUNT], with commas: burstgpt, blazedit, or PROMPT/OUTPUT tokens.",
         ),
         click.option(
-            "--workload", default="burstgpt", show_default=True, help="Of experiments with one workload."
+            "--workload", default=workload, show_default=True, help="Of experiments with one workload."
         ),
         click.option("--requests", type=click.IntRange(1), default=300, show_default=True),
         click.option("--repeats", type=click.IntRange(1), default=1, show_default=True),
@@ -67,23 +72,27 @@ def plan_options(command: Any) -> Any:
         click.option(
             "--mode-limit", type=float, default=300.0, show_default=True, help="Seconds for each mode."
         ),
-    )(command)
+    )
 
 
 def engine_config(settings: dict[str, Any], memory: float | None = None) -> EngineConfig:
-    """The engine before a mode is applied; `memory` instead of the option's."""
-    return EngineConfig(
-        kind="fake" if settings["fake"] else "vllm",
-        fake=FakeConfig(prefill_s_per_token=1e-6, decode_step_s=1e-3),
-        weights="random" if settings["shape"] else "files",
-        slots=settings["slots"],
-        max_model_tokens=settings["max_model_tokens"],
-        block_tokens=settings["block_tokens"],
-        kv_cache_bytes=settings["kv_cache_bytes"],
-        gpu_memory_ratio=memory or settings["memory"],
-        attention_backend=settings["backend"],
-        compile=settings["compiled"],
-    )
+    """The engine before a mode is applied; `memory` instead of the option's. Raises ConfigError."""
+    try:
+        return EngineConfig(
+            kind="fake" if settings["fake"] else "vllm",
+            fake=FakeConfig(prefill_s_per_token=1e-6, decode_step_s=1e-3),
+            weights="random" if settings["shape"] else "files",
+            slots=settings["slots"],
+            prefill=PrefillConfig(mode="isolated", chunk_tokens=settings["chunk"]),
+            max_model_tokens=settings["max_model_tokens"],
+            block_tokens=settings["block_tokens"],
+            kv_cache_bytes=settings["kv_cache_bytes"],
+            gpu_memory_ratio=memory or settings["memory"],
+            attention_backend=settings["backend"],
+            compile=settings["compiled"],
+        )
+    except ValidationError as error:
+        raise ConfigError(f"bench: {describe_validation(error)}") from error
 
 
 def model_of(settings: dict[str, Any]) -> Path:
@@ -93,6 +102,14 @@ def model_of(settings: dict[str, Any]) -> Path:
     if settings["model"] is not None:
         return Path(settings["model"])
     return write_shape(settings["shape"], Path(tempfile.gettempdir(), "corun-pd-shapes"), settings["layers"])
+
+
+def numbers_of(option: str, text: str) -> list[int]:
+    """Whole numbers above zero, with commas between them. Raises ConfigError for anything else."""
+    numbers = parse_numbers(option, text)
+    if min(numbers) < 1:
+        raise ConfigError(f"{option} {text}: is not all above zero")
+    return numbers
 
 
 def lengths_of(settings: dict[str, Any]) -> dict[str, Sequence[tuple[int, int]]]:

@@ -16,9 +16,12 @@ __all__ = ["Transcript", "is_fault"]
 
 
 def is_fault(error: CorunError) -> bool:
-    """Whether it is an instance's fault, so that a replay may end well. A request's own errors come again."""
+    """Whether it is an instance's fault, so that a replay may end well. A request's own errors come again.
+
+    A role that no instance has (`role` in the metadata) is not: there is nobody to replay on.
+    """
     if isinstance(error, Unavailable):
-        return "instance_id" in error.metadata
+        return "role" not in error.metadata
     return isinstance(error, EngineFailed | HandoffRejected)
 
 

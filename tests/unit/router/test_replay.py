@@ -85,6 +85,7 @@ def test_prompt_logprobs_are_given_once() -> None:
     ("error", "replayed"),
     [
         (Unavailable("instance d was lost", instance_id="d"), True),
+        (Unavailable("p0 is shutting down"), True),
         (Unavailable("no decode instance has joined", role="decode"), False),
         (HandoffRejected("used before"), True),
         (EngineFailed("out of memory"), True),

@@ -37,6 +37,12 @@ class Drawn:
     prompt: Prompt
     options: dict[str, Any]
 
+    def again(self, outcome: "Outcome") -> "Drawn":
+        """The same with the seed that its answer was drawn with, where it has none of its own."""
+        if "seed" in self.options or isinstance(outcome, CorunError):
+            return self
+        return Drawn(self.prompt, {**self.options, "seed": outcome.seed})
+
     @property
     def request(self) -> GenerationRequest:
         return build_request(self.prompt, self.options)  # type: ignore[arg-type]
@@ -84,12 +90,18 @@ OPTIONS: Final[dict[str, st.SearchStrategy[Any]]] = {
 }
 
 
+lengths = st.sampled_from(EDGES) | st.integers(1, 70)
+prompts = st.sampled_from(TEXTS) | st.builds(make_prompt, lengths, st.integers(0, 9999))
+seeds = st.integers(0, 2**63 - 4)
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> Drawn:
-    """A request with up to six options."""
-    lengths = st.sampled_from(EDGES) | st.integers(1, 70)
-    prompt: Prompt = draw(st.sampled_from(TEXTS) | st.builds(make_prompt, lengths, st.integers(0, 9999)))
-    names = draw(st.sets(st.sampled_from(sorted(OPTIONS)), max_size=6))
+    """A request with two to ten options, six as a rule, so that each meets every other."""
+    prompt: Prompt = draw(prompts)
+    names = draw(st.sets(st.sampled_from(sorted(OPTIONS)), min_size=2, max_size=10))
+    if {"structured_output", "allowed_token_ids"} <= names and draw(st.integers(0, 9)):
+        names.remove("allowed_token_ids")  # Together they leave no token most of the time.
     options = {name: draw(OPTIONS[name]) for name in sorted(names)}
     if "eos_bias" in options:
         options["logit_bias"] = {**options.get("logit_bias", {}), EOS: options.pop("eos_bias")}
@@ -99,12 +111,14 @@ def requests(draw: st.DrawFn) -> Drawn:
         options["prompt_logprobs"] = max(options["logprobs"], options.get("prompt_logprobs", 0))
     if options.get("temperature") == 0.0:
         options.pop("n", None)
-    return Drawn(prompt, {**options, "seed": draw(st.integers(0, 2**63 - 4))})
+    if draw(st.integers(0, 7)):
+        options["seed"] = draw(seeds)
+    return Drawn(prompt, options)
 
 
 def request_sets(size: int) -> st.SearchStrategy[list[Drawn]]:
-    """Requests that run beside each other."""
-    return st.lists(requests(), min_size=size, max_size=size)
+    """Requests that run beside each other, no two of them alike."""
+    return st.lists(requests(), min_size=size, max_size=size, unique_by=repr)
 
 
 Outcome = GenerationResult | CorunError
@@ -128,6 +142,7 @@ async def one_answer(
 ) -> tuple[list[Outcome], list[str]]:
     """The outcomes colocated in a crowd, and every difference between them and those of the other ways."""
     crowd = await asyncio.gather(*(ask(client, one, Route.COLOCATED) for one in drawn))
+    drawn = [one.again(outcome) for one, outcome in zip(drawn, crowd, strict=True)]
     backwards = reversed(list(enumerate(drawn)))
     apart = await asyncio.gather(
         *(ask(client, one, Route.DISAGGREGATED, stream=at % 2 == 0) for at, one in backwards)

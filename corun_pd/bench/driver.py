@@ -8,7 +8,7 @@ from pathlib import Path
 from corun_pd.bench.records import Job, Record, Run
 from corun_pd.bench.workloads import EngineRequest
 from corun_pd.config import EngineConfig
-from corun_pd.core import FirstToken, RngState, Role
+from corun_pd.core import FirstToken, RngState, Role, TokenLogprobs
 from corun_pd.engine.base import Engine, EngineInfo, LegOutput, LegWork
 from corun_pd.engine.factory import build_engine
 from corun_pd.errors import CorunError
@@ -111,14 +111,15 @@ class _Driver:
             raise rows[-1].error
         return Record(
             token_ids=tuple(token for row in rows for token in row.token_ids),
-            logprobs=tuple(
-                (entry.sampled, *(value for pair in entry.top for value in pair))
-                for row in rows
-                for entry in row.logprobs
-            ),
+            logprobs=tuple(_flat(entry) for row in rows for entry in row.logprobs),
             finish=rows[-1].finish_reason,
             submitted_s=submitted - start,
             first_s=times[0] - start,
             last_s=times[-1] - start,
             handoff=rows[-1].handoff,
+            prompt_logprobs=tuple(_flat(entry) for row in rows for entry in row.prompt_logprobs or ()),
         )
+
+
+def _flat(entry: TokenLogprobs) -> tuple[float, ...]:
+    return (entry.sampled, *(value for pair in entry.top for value in pair))

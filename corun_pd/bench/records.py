@@ -28,7 +28,8 @@ class Job:
 class Record:
     """What one request gave. Times are in seconds from the start of the job.
 
-    `logprobs` has a tuple a token: the sampled token's, then the likeliest ones' ids and values.
+    `logprobs` has a tuple a token: the sampled token's, then the likeliest ones' ids and values;
+    `prompt_logprobs` the same of the prompt's second token and all later ones, when asked for.
     """
 
     token_ids: tuple[int, ...]
@@ -38,10 +39,11 @@ class Record:
     first_s: float
     last_s: float
     handoff: KvHandoff | None = None
+    prompt_logprobs: tuple[tuple[float, ...], ...] = ()
 
     def bits(self) -> tuple[object, ...]:
         """What must be equal: tokens, logprobs, finish reason."""
-        return (self.token_ids, self.logprobs, self.finish)
+        return (self.token_ids, self.logprobs, self.prompt_logprobs, self.finish)
 
     def joined(self, later: "Record") -> "Record":
         """The prefill leg's record and the decode leg's as one."""
@@ -51,6 +53,7 @@ class Record:
             logprobs=self.logprobs + later.logprobs,
             submitted_s=self.submitted_s,
             first_s=self.first_s,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 

@@ -1,5 +1,7 @@
 """Packed prefill, and other architectures: alone = in a batch = in a crowd = apart, on bare engines."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,52 +9,69 @@ import pytest
 from corun_pd.bench.bits import check_company, check_handover
 from corun_pd.bench.process import EngineProcess, Job
 from corun_pd.bench.workloads import EngineRequest, mixed_requests
-from corun_pd.core import Role
+from corun_pd.core import Role, SamplingParams
 from corun_pd.errors import EngineFailed
 from tests.engine.conftest import engine_config, model_of
-from tests.engine.workload import BLOCK, CHUNK, SLOTS, VOCABULARY
+from tests.engine.workload import BLOCK, CHUNK, SLOTS, VOCABULARY, make_prompt
 
 WIDTH = 4 * CHUNK
 
 
 def make_mixed(count: int, chunk: int, seed: int) -> list[EngineRequest]:
-    return mixed_requests(count, chunk, BLOCK, VOCABULARY, longest=2 * chunk + 1, output=8, seed=seed)
+    """Edges of blocks and chunks first, then any length; every third prompt's tokens are scored."""
+    drawn = mixed_requests(count, chunk, BLOCK, VOCABULARY, longest=2 * chunk + 1, output=8, seed=seed)
+    return [
+        request if at % 3 else replace(request, sampling=replace(request.sampling, prompt_logprobs=at % 4))
+        for at, request in enumerate(drawn)
+    ]
 
 
 def check_contract(
-    family: str, mode: str, requests: list[EngineRequest], logs: Path, **changes: object
+    family: str,
+    mode: str,
+    requests: list[EngineRequest],
+    logs: Path,
+    also: Callable[[EngineProcess], None] = lambda engine: None,
 ) -> None:
-    """Fails when one bit differs in other company, or with prefill and decode on two engines."""
-    model, config = model_of(family), engine_config(mode, **changes)
+    """Fails when one bit differs in other company, or with prefill and decode on two engines.
+
+    `also` gets the colocated engine when it is done: one takes long to start.
+    """
+    model, config = model_of(family), engine_config(mode)
     others = make_mixed(SLOTS, CHUNK, seed=8)
     with EngineProcess(model, Role.COLOCATED, config, logs / "colocated.log") as engine:
         engine.ready()
         found, reference = check_company(engine, requests, others, alone=8)
-    apart, moved = check_handover(model, config, requests, reference, logs)
+        also(engine)
+    apart, moved = check_handover(model, config, requests, reference.records, logs)
     for agreement in (*found, apart):
         assert agreement.same_bits == agreement.requests, agreement
     assert moved > 0
+    for request, record in zip(requests, reference.records, strict=True):
+        scored = request.sampling.prompt_logprobs is not None
+        assert len(record.prompt_logprobs) == (len(request.prompt) - 1 if scored else 0)
+
+
+def check_packing(engine: EngineProcess) -> None:
+    """Twelve prompts of 60 tokens, four to a step; every row is a prompt's, a decode row, or padding."""
+    before = engine.run(Job([])).load_after
+    prompt = make_prompt(60, 9)
+    requests = [EngineRequest(prompt, SamplingParams(max_tokens=8, seed=1, ignore_eos=True))] * 12
+    after = engine.run(Job(requests)).load_after
+
+    def grown(counter: str) -> int:
+        return int(getattr(after, counter) - getattr(before, counter))
+
+    decoded = grown("sampled_tokens") - len(requests)
+    assert grown("prefilled_tokens") == 12 * 60
+    assert grown("rows") - grown("padding_rows") == grown("prefilled_tokens") + decoded
+    prefill_steps, rest = divmod(grown("rows") - SLOTS * grown("steps"), WIDTH - SLOTS)
+    assert (prefill_steps, rest) == (3, 0)
 
 
 def test_packed_prefill_keeps_the_contract(tmp_path: Path) -> None:
-    """Prompts that share steps of 256 tokens with whoever is there, on qwen3-wide."""
-    check_contract("qwen3", "packed", make_mixed(24, WIDTH, seed=7), tmp_path)
-
-
-def test_packed_steps_are_shared_and_what_they_pad_is_counted(tmp_path: Path) -> None:
-    """Twelve prompts of 60 tokens, four to a step; every row is a prompt's, a decode row, or padding."""
-    requests = [request for request in make_mixed(64, 60, seed=9) if len(request.prompt) == 60]
-    requests = [EngineRequest(requests[0].prompt, requests[0].sampling)] * 12
-    with EngineProcess(
-        model_of("qwen3"), Role.COLOCATED, engine_config("packed"), tmp_path / "log"
-    ) as engine:
-        engine.ready()
-        load = engine.run(Job(requests)).load_after
-    decoded = load.sampled_tokens - len(requests)
-    assert load.prefilled_tokens == 12 * 60
-    assert load.rows - load.padding_rows == load.prefilled_tokens + decoded
-    prefill_steps, rest = divmod(load.rows - SLOTS * load.steps, WIDTH - SLOTS)
-    assert (prefill_steps, rest) == (3, 0)
+    """Prompts that share steps of 256 tokens with whoever is there, on qwen3-wide; the padding is counted."""
+    check_contract("qwen3", "packed", make_mixed(24, WIDTH, seed=7), tmp_path, check_packing)
 
 
 def test_experts_keep_the_contract(tmp_path: Path) -> None:

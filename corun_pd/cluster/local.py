@@ -26,6 +26,9 @@ __all__ = ["Command", "LocalCluster", "role_command"]
 
 POLL_S = 0.1
 
+#: Roles that end together are noticed in any order, and within this time of each other. In seconds.
+SETTLE_S = 0.1
+
 #: What a role gets, beyond the time to drain, to close what it has open. In seconds.
 CLOSE_S = 5.0
 
@@ -89,6 +92,7 @@ class LocalCluster:
         exits = {asyncio.create_task(role.wait()): role for role in self._roles}
         try:
             await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(SETTLE_S)
         finally:
             for task in exits:
                 task.cancel()

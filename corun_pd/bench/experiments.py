@@ -4,7 +4,7 @@ Each gives rows for the result's JSON. Rows of one experiment have the same fiel
 tables and plots set modes side by side.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,9 @@ Row = dict[str, object]
 
 #: The workload of the row that aggregates all.
 TOTAL: Final = "total"
+
+#: Output tokens of the requests that `decode-step` runs.
+STEPS: Final = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,71 +44,66 @@ class Plan:
     bits: int = 128
 
 
-Experiment = Callable[[Station, Plan], list[Row]]
+Experiment = Callable[[Station, Plan], Iterator[Row]]
 
 
-def throughput(station: Station, plan: Plan) -> list[Row]:
+def throughput(station: Station, plan: Plan) -> Iterator[Row]:
     """Output tokens a second of each workload, and the time-weighted aggregate (Fig. 8)."""
-    rows: list[Row] = []
     weights = []
     for workload in plan.workloads:
         runs = [station.offline(workload, repeat) for repeat in range(plan.repeats)]
         run = sorted(runs, key=lambda one: one.tokens_per_s)[len(runs) // 2]
         weights.append((run.tokens_per_s, run.wall_s))
-        rows.append(_row(station, workload, run) | {"repeats": plan.repeats})
+        yield _row(station, workload, run) | {"repeats": plan.repeats}
     rate, wall_s = figures.aggregate(weights), sum(seconds for _, seconds in weights)
-    return [*rows, {"workload": TOTAL, "output_tokens_per_s": rate, "wall_s": wall_s}]
+    yield {"workload": TOTAL, "output_tokens_per_s": rate, "wall_s": wall_s}
 
 
-def timeline(station: Station, plan: Plan) -> list[Row]:
+def timeline(station: Station, plan: Plan) -> Iterator[Row]:
     """Prefill and decode tokens a second over the time of a closed loop of N requests (Fig. 9)."""
     run = station.closed_loop(plan.loop, station.info.slots)
     prompts = [prompt for prompt, _ in plan.loop.lengths]
-    return [{"workload": plan.loop.name, "wall_s": run.wall_s} | figures.timeline(run, prompts)]
+    yield {"workload": plan.loop.name, "wall_s": run.wall_s} | figures.timeline(run, prompts)
 
 
-def latency(station: Station, plan: Plan) -> list[Row]:
+def latency(station: Station, plan: Plan) -> Iterator[Row]:
     """TTFT and TPOT of a closed loop of N requests, and at request rates (Fig. 10)."""
-    rows: list[Row] = []
     for rate in (None, *plan.rates_per_s):
         if rate is None:
             run = station.closed_loop(plan.loop, station.info.slots)
         else:
             run = station.at_rate(plan.loop, rate)
-        rows.append(_row(station, plan.loop, run) | {"requests_per_s": rate})
-    return rows
+        yield _row(station, plan.loop, run) | {"requests_per_s": rate}
 
 
-def concurrency(station: Station, plan: Plan) -> list[Row]:
+def concurrency(station: Station, plan: Plan) -> Iterator[Row]:
     """Throughput against the requests in flight, N unchanged (Fig. 11)."""
-    rows = []
     for count in plan.in_flight:
         lengths = plan.loop.lengths
         some = Workload(plan.loop.name, lengths[: max(4, min(2 * count, len(lengths)))])
-        rows.append(_row(station, some, station.closed_loop(some, count)) | {"in_flight": count})
-    return rows
+        yield _row(station, some, station.closed_loop(some, count)) | {"in_flight": count}
 
 
-def padding(station: Station, plan: Plan) -> list[Row]:
+def padding(station: Station, plan: Plan) -> Iterator[Row]:
     """Padded rows of each workload, and a request alone on N rows: the worst case (Fig. 12)."""
-    rows = [_row(station, workload, station.offline(workload)) for workload in plan.workloads]
+    for workload in plan.workloads:
+        yield _row(station, workload, station.offline(workload))
     alone = Workload("one request, 64/128", ((64, 128),) * 2)
-    return [*rows, _row(station, alone, station.closed_loop(alone, 1))]
+    yield _row(station, alone, station.closed_loop(alone, 1))
 
 
-def decode_step(station: Station, plan: Plan) -> list[Row]:
+def decode_step(station: Station, plan: Plan) -> Iterator[Row]:
     """A decode step of N rows: KV caches of one length, and of lengths that differ by much."""
-    slots, rows = station.info.slots, []
-    workloads = [Workload(f"{kv} KV tokens a row", ((kv, 48),) * slots) for kv in plan.kv_tokens]
-    most = max(plan.kv_tokens)
-    mean = sum(n for n, _ in _ragged(slots, most)) // slots
-    workloads.append(Workload(f"16 to {4 * most} KV tokens a row, mean {mean}", _ragged(slots, most)))
-    for workload in workloads:
-        rows.append(_row(station, workload, station.offline(workload)))  # noqa: PERF401 - it runs a job
-    return rows
+    slots = station.info.slots
+    workloads = [Workload(f"{kv} KV tokens a row", ((kv, STEPS),) * slots) for kv in plan.kv_tokens]
+    ragged = _ragged(slots, min(4 * max(plan.kv_tokens), station.info.max_model_tokens - STEPS))
+    prompts = [prompt for prompt, _ in ragged]
+    name = f"{prompts[0]} to {prompts[-1]} KV tokens a row, mean {sum(prompts) // slots}"
+    for workload in (*workloads, Workload(name, ragged)):
+        yield _row(station, workload, station.offline(workload))
 
 
-def ablation(station: Station, plan: Plan) -> list[Row]:
+def ablation(station: Station, plan: Plan) -> Iterator[Row]:
     """Throughput on prompts of one length and of many, and what stays equal in other company (Fig. 13)."""
     rows = [
         _row(station, workload, station.offline(workload))
@@ -124,13 +122,14 @@ def ablation(station: Station, plan: Plan) -> list[Row]:
             f"{one.run}_same_bits": one.same_bits,
         }
     station.say(f"{station.mode.name}: equal bits " + ", ".join(f"{o.run} {o.same_bits}" for o in found))
-    return [row | same for row in rows]
+    for row in rows:
+        yield row | same
 
 
-def _ragged(slots: int, most: int) -> tuple[tuple[int, int], ...]:
-    """Lengths from 16 tokens to four times `most`, evenly in their logarithms."""
-    ratio = 4 * most / 16
-    return tuple((round(16 * ratio ** (at / max(1, slots - 1))), 48) for at in range(slots))
+def _ragged(slots: int, longest: int) -> tuple[tuple[int, int], ...]:
+    """Prompts from 16 tokens to `longest`, evenly in their logarithms, each with `STEPS` output tokens."""
+    ratio = longest / 16
+    return tuple((round(16 * ratio ** (at / max(1, slots - 1))), STEPS) for at in range(slots))
 
 
 def _row(station: Station, workload: Workload, run: Run) -> Row:

@@ -1,6 +1,6 @@
 """Experiments over modes: every mode in a process of its own, one process for all experiments of a mode.
 
-Results are written after each experiment of each mode, so what fails later costs nothing of what is done.
+Results are written row by row, so what fails later costs nothing of what is done.
 """
 
 import time
@@ -53,13 +53,14 @@ class Session:
             except CorunError as error:
                 went_well = False
                 for experiment in self.outs:
-                    self._add(experiment, variant, [{"workload": "", "error": str(error)}])
+                    self._add(experiment, variant, {"workload": "", "error": str(error)})
                 self.say(f"{variant.mode.name}: {error}")
         return went_well
 
     def _measure(self, variant: Variant) -> bool:
         began_s = time.monotonic()
-        log = next(iter(self.outs.values())).parent / f"{variant.mode.name}-{variant.config.slots}.log"
+        logs = next(iter(self.outs.values())).with_suffix("")
+        log = logs / f"{variant.mode.name}-{variant.config.slots}.log"
         went_well = True
         with EngineProcess(self.model, variant.mode.role, variant.config, log) as engine:
             info = engine.ready(self.limit_s)
@@ -70,16 +71,17 @@ class Session:
             station.warm_up()
             for experiment in self.outs:
                 try:
-                    self._add(experiment, variant, EXPERIMENTS[experiment](station, self.plan))
+                    for row in EXPERIMENTS[experiment](station, self.plan):
+                        self._add(experiment, variant, row)
                 except CorunError as error:
                     went_well = False
-                    self._add(experiment, variant, [{"workload": "", "error": str(error)}])
+                    self._add(experiment, variant, {"workload": "", "error": str(error)})
                     self.say(f"{variant.mode.name}: {experiment}: {error}")
         return went_well
 
-    def _add(self, experiment: str, variant: Variant, rows: Sequence[Row]) -> None:
+    def _add(self, experiment: str, variant: Variant, row: Row) -> None:
         head = {"mode": variant.mode.name, "slots": variant.config.slots}
-        self.rows.setdefault(experiment, []).extend(head | row for row in rows)
+        self.rows.setdefault(experiment, []).append(head | row)
         write_result(
             self.outs[experiment], experiment, self.settings, self.rows[experiment], engines=self.engines
         )

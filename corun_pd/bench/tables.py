@@ -8,7 +8,7 @@ from typing import Final
 from corun_pd.bench.report import print_table
 from corun_pd.errors import ConfigError
 
-__all__ = ["COLUMNS", "show", "show_file"]
+__all__ = ["COLUMNS", "read_result", "short_lines", "show"]
 
 #: By experiment: (heading, field, what it is multiplied by).
 COLUMNS: Final[dict[str, tuple[tuple[str, str, float], ...]]] = {
@@ -89,8 +89,21 @@ def show(experiment: str, rows: Sequence[Mapping[str, object]]) -> None:
     print_table(experiment, ("mode", key.replace("_", " "), *(heading for heading, _, _ in columns)), cells)
 
 
-def show_file(result: Path) -> None:
-    """Prints a result's rows. Raises ConfigError for a file that holds no result of an experiment."""
+def short_lines(experiment: str, rows: Sequence[Mapping[str, object]], figures: int = 3) -> list[str]:
+    """A line for the experiment and one for each row, with its first figures; the values are as in `show`."""
+    columns, key = COLUMNS[experiment], KEYS.get(experiment, "workload")
+    shown = columns[:figures]
+    lines = [f"{experiment}: {', '.join(heading for heading, _, _ in shown)}"]
+    for row in rows:
+        what = str(row.get(key) or row.get("error", ""))
+        cells = (_cell(row.get(field), by) for _, field, by in shown)
+        figures_text = "  ".join(f"{c:,.2f}" if isinstance(c, float) else str(c) for c in cells)
+        lines.append(f"  {row['mode']!s:16} {what:24} {figures_text}".rstrip())
+    return lines
+
+
+def read_result(result: Path) -> tuple[str, Sequence[Mapping[str, object]]]:
+    """An experiment's name and rows. Raises ConfigError for a file that holds none that has a table."""
     try:
         data = json.loads(result.read_text())
         experiment, rows = data["experiment"], data["rows"]
@@ -98,7 +111,7 @@ def show_file(result: Path) -> None:
         raise ConfigError(f"{result}: no result of an experiment") from error
     if experiment not in COLUMNS:
         raise ConfigError(f"{result}: experiment {experiment!r} has no table; there are {', '.join(COLUMNS)}")
-    show(experiment, rows)
+    return experiment, rows
 
 
 def _cell(value: object, by: float) -> object:

@@ -13,7 +13,7 @@ from corun_pd.bench.modes import ABLATION, mode_named, modes_named
 from corun_pd.bench.plots import plot_file
 from corun_pd.bench.report import write_result
 from corun_pd.bench.session import Session, Variant
-from corun_pd.bench.tables import show, show_file
+from corun_pd.bench.tables import read_result, short_lines, show
 from corun_pd.bench.transfer import measure_transfer
 from corun_pd.bench.workloads import parse_workloads
 from corun_pd.cli.bench_determinism import determinism
@@ -152,7 +152,7 @@ def transfer(**settings: Any) -> None:
         say(f"{row['prompt_tokens']} tokens pulled")
 
     lengths = numbers_of("--lengths", settings["lengths"])
-    measure_transfer(model_of(settings), config, lengths, out.parent, add)
+    measure_transfer(model_of(settings), config, lengths, out.with_suffix(""), add)
     show("transfer", rows)
     if settings["plot"]:
         _plot(out)
@@ -160,7 +160,11 @@ def transfer(**settings: Any) -> None:
 
 @bench.command("show")
 @click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
-def show_results(results: tuple[Path, ...]) -> None:
+@click.option("--short", is_flag=True, help="A line for each row, its first figures alone.")
+def show_results(results: tuple[Path, ...], short: bool) -> None:
     """Prints the tables of results that were written before."""
     for result in results:
-        show_file(result)
+        if short:
+            click.echo("\n".join(short_lines(*read_result(result))))
+        else:
+            show(*read_result(result))

@@ -66,7 +66,7 @@ class _Check:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
         self.model = model_of(settings)
-        self.logs = Path(settings["out"]).parent
+        self.logs = settings["out"].with_suffix("")
         self.began_s = time.monotonic()
         self.rows: list[Row] = []
         self.has_failed = False

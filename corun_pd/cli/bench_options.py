@@ -32,7 +32,7 @@ def common(modes: str, memory: float = 0.85, max_model_tokens: int = 8192) -> De
             "--chunk", type=int, default=2048, show_default=True, help="C of isolated, T of packed."
         ),
         click.option("--max-model-tokens", type=int, default=max_model_tokens, show_default=True),
-        click.option("--block-tokens", type=int, default=16, show_default=True),
+        click.option("--block-tokens", type=int, default=32, show_default=True),
         click.option(
             "--memory", type=float, default=memory, show_default=True, help="GPU memory of an engine."
         ),

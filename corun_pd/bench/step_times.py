@@ -7,6 +7,7 @@ each; their KV caches are pulled, and rows decode N at a time. Times are in seco
 
 import os
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,15 +68,12 @@ def measure_steps(
     an engine fails.
     """
     places = places or Places()
-    began = time.monotonic()
     with (
-        _started(model, Role.PREFILL, config, logs, places) as prefill,
-        _started(model, Role.DECODE, config, logs, places) as decode,
+        _started(model, Role.PREFILL, config, logs, places) as (prefill, info, first_s),
+        _started(model, Role.DECODE, config, logs, places) as (decode, decode_info, second_s),
     ):
-        info = prefill.ready()
-        decode_info = decode.ready()
-        start_up_s = time.monotonic() - began
         pair = _Pair(prefill, decode, info, min(info.blocks, decode_info.blocks) * info.block_tokens)
+        pair.check(max(lengths))
         pair.warm_up()
         prompts: list[tuple[int, int, float]] = []
         transfers: list[tuple[int, float, int]] = []
@@ -85,7 +83,12 @@ def measure_steps(
             transfers += moved
         steps = [sample for length in pair.levels(max(lengths)) for sample in pair.decode_steps(length)]
         return StepTimes(
-            decode_info, info.block_bytes // info.block_tokens, prompts, steps, transfers, start_up_s
+            decode_info,
+            info.block_bytes // info.block_tokens,
+            prompts,
+            steps,
+            transfers,
+            max(first_s, second_s),
         )
 
 
@@ -96,6 +99,19 @@ class _Pair:
         self._prefill, self._decode = prefill, decode
         self._info = info
         self._pool = pool
+
+    def check(self, longest: int) -> None:
+        """Raises ConfigError for a pool too small to measure with: a prompt would wait for room for ever."""
+        block = self._info.block_tokens
+        for what, tokens in (
+            (f"two prompts of {longest} tokens", 2 * (longest + 2 * block)),
+            (
+                f"{self._info.slots} rows of {self._answer} tokens",
+                self._info.slots * (self._answer + 2 * block),
+            ),
+        ):
+            if tokens > self._pool:
+                raise ConfigError(f"the KV pool of {self._pool} tokens does not hold {what}")
 
     def warm_up(self) -> None:
         """The first of everything is slow: kernels, and the handshake of the two."""
@@ -108,7 +124,7 @@ class _Pair:
         info = self._info
         is_packed = info.contract.settings["prefill_mode"] == "packed"
         together = max(1, min(info.prefill_tokens // length, info.slots)) if is_packed else 1
-        count = max(2, min((PREFILL_STEPS + 1) * together, self._pool // (length + info.block_tokens)))
+        count = min((PREFILL_STEPS + 1) * together, self._pool // (length + 2 * info.block_tokens))
         requests = self._requests(length, count, output=2)
         records = self._compute(requests).records
         ends = sorted({record.first_s for record in records})
@@ -123,9 +139,8 @@ class _Pair:
 
     def levels(self, longest: int) -> list[int]:
         """Lengths such that the pool holds N prompts with their answers."""
-        most = min(longest, self._pool * 9 // 10 // self._info.slots - self._answer)
-        if most < 1:
-            raise ConfigError(f"the KV pool of {self._pool} tokens does not hold {self._info.slots} rows")
+        room = self._pool // self._info.slots - self._answer - 2 * self._info.block_tokens
+        most = max(1, min(longest, room))
         return sorted({max(1, most * level // (KV_LEVELS - 1)) for level in range(KV_LEVELS)})
 
     def decode_steps(self, length: int) -> list[tuple[int, float]]:
@@ -133,15 +148,11 @@ class _Pair:
         slots = self._info.slots
         requests = self._requests(length, slots, output=self._answer)
         run = self._pull(requests, self._compute(requests).records)
-        read = slots * (length + 1)  # each row has its first token from the prefill engine
-        full: list[tuple[float, int]] = []
-        for end_s, tokens in run.timeline:
-            if tokens == slots:
-                full.append((end_s, read))
-            read += tokens
-        windows = [full[at : at + WINDOW + 1] for at in range(1, len(full) - WINDOW, WINDOW)]
+        steps = _steps(run, length)
+        # Fewer rows will do when the first ended before the last came: a step of a fixed shape takes as long.
+        windows = _windows(steps, slots) or _windows(steps, max(1, slots // 2))
         if not windows:
-            raise EngineFailed(f"only {len(full)} steps had all {slots} rows")
+            raise EngineFailed(f"{len(steps)} steps never had half of {slots} rows for long enough")
         return [
             (round(fmean(kv for _, kv in window[1:])), (window[-1][0] - window[0][0]) / WINDOW)
             for window in windows
@@ -164,11 +175,33 @@ class _Pair:
         return self._decode.run(Job(requests, concurrency, resume=firsts))
 
 
+def _steps(run: Run, length: int) -> list[tuple[float, int, int]]:
+    """Every step as (its end in seconds, its rows, the KV tokens that it reads), from prompts of `length`."""
+    ends = sorted({end_s for end_s, tokens in run.timeline if tokens})
+    rows, reads = [0] * len(ends), [0] * len(ends)
+    for record in run.records:
+        first = bisect_left(ends, record.first_s)
+        for at in range(first, bisect_right(ends, record.last_s)):
+            rows[at] += 1
+            reads[at] += length + 1 + at - first  # a row has its first token from the prefill engine
+    return list(zip(ends, rows, reads, strict=True))
+
+
+def _windows(steps: Sequence[tuple[float, int, int]], least_rows: int) -> list[Sequence[tuple[float, int]]]:
+    """Runs of WINDOW steps and the one before them, of `least_rows` rows or more."""
+    full = [(end_s, read) for end_s, rows, read in steps if rows >= least_rows]
+    return [full[at : at + WINDOW + 1] for at in range(1, len(full) - WINDOW, WINDOW)]
+
+
 @contextmanager
 def _started(
     model: Path, role: Role, config: EngineConfig, logs: Path, places: Places
-) -> Iterator[EngineProcess]:
-    """The role's engine. A process has the cores of the one that starts it."""
+) -> Iterator[tuple[EngineProcess, EngineInfo, float]]:
+    """The role's engine, what it is, and the seconds until it was ready.
+
+    One starts after the other, since an engine that measures the memory of a GPU must be alone with it.
+    """
+    began = time.monotonic()
     at = 0 if role is Role.PREFILL else 1
     core, cores = places.cores[at], os.sched_getaffinity(0)
     try:
@@ -178,6 +211,7 @@ def _started(
     except OSError as error:
         raise ConfigError(f"core {core} is not there: {error.strerror}") from error
     finally:
-        os.sched_setaffinity(0, cores)
+        os.sched_setaffinity(0, cores)  # a process has the cores of the one that starts it
     with engine:
-        yield engine
+        info = engine.ready()
+        yield engine, info, time.monotonic() - began

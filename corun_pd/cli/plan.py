@@ -9,10 +9,10 @@ import orjson
 
 from corun_pd.cli.plan_inputs import FORMATS, length_rule, open_trace, parse_load, parse_numbers
 from corun_pd.errors import ConfigError
-from corun_pd.planner.cost import load_profile
 from corun_pd.planner.goal import Goal, Objective
 from corun_pd.planner.memory import MemoryPlan, plan_memory
 from corun_pd.planner.model_shape import ModelShape
+from corun_pd.planner.profiles import open_profile
 from corun_pd.planner.search import Plan, search
 from corun_pd.planner.space import Space
 from corun_pd.planner.traces import take
@@ -24,7 +24,11 @@ FilePath = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @click.option(
-    "--profile", "profiles", type=FilePath, multiple=True, required=True, help="A cost profile; may repeat."
+    "--profile",
+    "profiles",
+    multiple=True,
+    required=True,
+    help="A cost profile: a file, or the name of one that ships; may repeat.",
 )
 @click.option("--trace", "source", required=True, help="The trace's file; PROMPT/OUTPUT[@RATE] if synthetic.")
 @click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="The trace's format.")
@@ -60,7 +64,7 @@ FilePath = click.Path(dir_okay=False, path_type=Path)
 @click.option("--tpot-p95-s", type=float, help="A bound on the time per further token.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def plan(
-    profiles: Sequence[Path],
+    profiles: Sequence[str],
     source: str,
     form: str,
     requests: int | None,
@@ -89,7 +93,7 @@ def plan(
     goal = Goal(Objective(objective), ttft_p95_s, tpot_p95_s)
     load = parse_load(load_text)
     trace = open_trace(form, source, length_rule(tokenizer, characters_per_token), requests)
-    costs = [load_profile(path) for path in profiles]
+    costs = [open_profile(name) for name in profiles]
     slots = parse_numbers("--slots", slots_text)
     memory: MemoryPlan | None = None
     if kv_blocks is None:

@@ -18,7 +18,7 @@ from corun_pd.cli.plan_inputs import parse_numbers
 from corun_pd.config import EngineConfig, FakeConfig, PrefillConfig, describe_validation
 from corun_pd.errors import ConfigError
 from corun_pd.planner.cost import Profile, StepCost
-from corun_pd.planner.fit import fit_decode, fit_prefill, fit_transfer
+from corun_pd.planner.fit import fit_decode, fit_prefill, fit_transfer, rising
 
 __all__ = ["profile"]
 
@@ -63,7 +63,7 @@ def profile(**settings: Any) -> None:
             measure_steps(
                 model, _engine(settings, slots), _lengths(settings["longest"]), logs, _places(settings)
             )
-            for slots in parse_numbers("--slots", settings["slots_text"])
+            for slots in sorted(set(parse_numbers("--slots", settings["slots_text"])))
         ]
     found = make_profile(settings["mode"], settings["chunk"], times, _machine(model, settings))
     settings["out"].write_text(found.to_json())
@@ -73,10 +73,13 @@ def profile(**settings: Any) -> None:
 def make_profile(
     mode: Literal["isolated", "packed"], chunk: int, times: Sequence[StepTimes], machine: dict[str, str]
 ) -> Profile:
-    """The cost model of what was measured at one N each; prompts and transfers are those of the widest N."""
-    widest = max(times, key=lambda one: one.info.slots)
+    """The cost model of what was measured at one N each, in the order of N.
+
+    Prompts and transfers are those of the widest N.
+    """
+    widest = times[-1]
     prefill, prefill_error = fit_prefill(mode, chunk, widest.prompts)
-    steps = [fit_decode(one.info.slots, one.decode) for one in sorted(times, key=lambda one: one.info.slots)]
+    steps = [fit_decode(one.info.slots, one.decode) for one in times]
     point = steps[-1][0]
     transfer, transfer_error = fit_transfer(widest.transfers, StepCost(point.base_s, point.kv_token_s))
     return Profile(
@@ -85,7 +88,7 @@ def make_profile(
         fingerprint=widest.info.contract.fingerprint,
         contract=widest.info.contract.as_json,
         prefill=prefill,
-        decode=tuple(point for point, _ in steps),
+        decode=rising(point for point, _ in steps),
         kv_bytes_per_token=widest.kv_bytes_per_token,
         transfer=transfer,
         start_up_s=max(one.start_up_s for one in times),
@@ -93,6 +96,11 @@ def make_profile(
             "prefill": prefill_error,
             "decode": max(error for _, error in steps),
             "transfer": transfer_error,
+        },
+        samples={
+            "prefill": tuple(widest.prompts),
+            **{f"decode of {one.info.slots}": tuple(one.decode) for one in times},
+            "transfer": tuple(widest.transfers),
         },
     )
 

@@ -49,8 +49,8 @@ class Profile(Model):
     """What one instance costs. Raises pydantic's ValidationError for what cannot be a measurement.
 
     `fingerprint` is of the `contract` that was measured. `residuals` are the largest relative errors of the
-    model on its own measurements, by what was measured. Decode points rise in slots, and a wider step is
-    never faster.
+    model on its own measurements, by what was measured; `samples` are these, as `planner.fit` takes them.
+    Decode points rise in slots, and a wider step is never faster.
     """
 
     format_version: Literal[1] = 1
@@ -64,6 +64,7 @@ class Profile(Model):
     transfer: TransferCost
     start_up_s: Seconds
     residuals: dict[str, Seconds] = Field(default_factory=dict)
+    samples: dict[str, tuple[tuple[float, ...], ...]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _wider_steps_cost_more(self) -> Self:

@@ -1,22 +1,29 @@
-"""Cost models from measured steps, by least squares of the relative error, no coefficient below zero.
+"""Cost models from measured steps, by least relative error, no coefficient below zero.
 
-Times are in seconds. Each fit comes with its largest relative error on what it was made from.
+A machine that does something else for a moment makes a step long, so samples far off the rest count less:
+the fit goes towards the least sum of absolute errors, not of squares. Times are in seconds. Each fit comes
+with its largest relative error on what it was made from, the samples far off among them.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal
 
 from corun_pd.errors import ConfigError
 from corun_pd.planner.cost import DecodePoint, StepCost, TransferCost
 from corun_pd.planner.prefill_cost import IsolatedCost, PackedCost
 
-__all__ = ["fit_decode", "fit_prefill", "fit_transfer"]
+__all__ = ["fit_decode", "fit_prefill", "fit_transfer", "rising"]
 
 #: What a link carries at most: a slope that measurement cannot tell from none becomes this.
 MOST_BYTES_PER_S: Final = 1e13
 
 #: The least that a constant part is, as a share of the least measurement; a step takes some time.
 LEAST_PART: Final = 1e-3
+
+#: How often samples are weighed anew, and the relative error below which none weighs more.
+ROUNDS: Final = 20
+LEAST_ERROR: Final = 0.01
 
 
 def fit_prefill(
@@ -43,6 +50,15 @@ def fit_decode(slots: int, steps: Sequence[tuple[int, float]]) -> tuple[DecodePo
     return point, _worst(lambda kv: base_s + kv_token_s * kv, steps)
 
 
+def rising(points: Iterable[DecodePoint]) -> tuple[DecodePoint, ...]:
+    """Points in the order of N; one that noise makes faster than a narrower one takes as long as that."""
+    found: list[DecodePoint] = []
+    for point in points:
+        least = found[-1].base_s if found else 0.0
+        found.append(point.model_copy(update={"base_s": max(point.base_s, least)}))
+    return tuple(found)
+
+
 def fit_transfer(transfers: Sequence[tuple[int, float, int]], step: StepCost) -> tuple[TransferCost, float]:
     """`transfers` are (bytes, seconds with the decode step that follows, KV tokens of that step)."""
     rows = [
@@ -56,13 +72,23 @@ def fit_transfer(transfers: Sequence[tuple[int, float, int]], step: StepCost) ->
 
 def _fit(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     """(a, b) of a·x + b·z = y over rows of (x, z, y), by relative error; a is positive, b not negative."""
-    if not rows or min(y for _, _, y in rows) <= 0:
+    if not rows or not all(0 < y < math.inf for _, _, y in rows):
         raise ConfigError("a cost cannot be fitted: nothing was measured, or it took no time")
-    xx = sum(x * x / y**2 for x, _, y in rows)
-    xz = sum(x * z / y**2 for x, z, y in rows)
-    zz = sum(z * z / y**2 for _, z, y in rows)
-    xy = sum(x / y for x, _, y in rows)
-    zy = sum(z / y for _, z, y in rows)
+    weights = [1.0] * len(rows)
+    for _ in range(ROUNDS):
+        a, b = _fit_squares(rows, weights)
+        weights = [1 / max(abs((a * x + b * z) / y - 1), LEAST_ERROR) for x, z, y in rows]
+    return a, b
+
+
+def _fit_squares(rows: Sequence[tuple[float, float, float]], weights: Sequence[float]) -> tuple[float, float]:
+    """As `_fit`, by squares of the weighted relative error."""
+    scaled = [(weight / y**2, x, z, y) for weight, (x, z, y) in zip(weights, rows, strict=True)]
+    xx = sum(w * x * x for w, x, _, _ in scaled)
+    xz = sum(w * x * z for w, x, z, _ in scaled)
+    zz = sum(w * z * z for w, _, z, _ in scaled)
+    xy = sum(w * x * y for w, x, _, y in scaled)
+    zy = sum(w * z * y for w, _, z, y in scaled)
     determinant = xx * zz - xz * xz
     if determinant > 1e-9 * xx * zz:
         a, b = (xy * zz - zy * xz) / determinant, (zy * xx - xy * xz) / determinant

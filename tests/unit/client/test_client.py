@@ -45,14 +45,22 @@ async def hang(request: GenerationRequest) -> GenerationResult:
 
 
 @contextmanager
-def interrupt_after(delay_s: float) -> Iterator[None]:
-    """Ctrl-C for this process."""
-    timer = threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+def interrupted_in(calls: MockTransport) -> Iterator[None]:
+    """Ctrl-C for the main thread, as soon as a call is under way."""
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        while not calls.requests:
+            time.sleep(0.005)
+        # To this thread: the kernel may give a signal to the process to one that does not wait for the call.
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     try:
         yield
     finally:
-        timer.join()
+        thread.join()
 
 
 async def test_refusals_for_now_are_tried_again() -> None:
@@ -211,7 +219,7 @@ def test_ctrl_c_cancels_a_blocking_call() -> None:
     """The call ends at the router, and the client stays usable."""
     calls = MockTransport(hang)
     with Client(calls) as client:
-        with interrupt_after(0.05), pytest.raises(KeyboardInterrupt):
+        with interrupted_in(calls), pytest.raises(KeyboardInterrupt):
             client.generate("x")
         deadline = time.monotonic() + 2
         while not calls.cancelled and time.monotonic() < deadline:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from corun_pd.bench.experiments import TOTAL
+from corun_pd.bench.modes import COMPILED
 from corun_pd.errors import SetupError
 
 __all__ = ["PLOTS", "data_digest", "plot_file"]
@@ -20,6 +21,10 @@ COLOURS: Final = {
     "isolated": "#1f77b4",
     "packed": "#2ca02c",
     "hybrid": "#9467bd",
+    "isolated prefill alone": "#c6dbef",
+    "isolated, Split-KV off": "#9ecae1",
+    "isolated, decode not padded": "#6baed6",
+    "isolated, sampler not padded": "#4292c6",
 }
 
 
@@ -69,8 +74,9 @@ def timeline(plt: Any, rows: Rows) -> Any:
             times = [(at + 0.5) * row["bin_s"] for at in range(len(row[name]))]
             axis.plot(times, row[name], label=row["mode"], color=_colour(row["mode"]), linewidth=1)
         axis.set_ylabel(label)
-    axes[0].legend(ncols=3)
     axes[-1].set_xlabel("s")
+    figure.tight_layout()
+    _legend_above(figure, axes[0])
     return figure
 
 
@@ -89,8 +95,8 @@ def latency(plt: Any, rows: Rows) -> Any:
             axis.set_xlabel(label)
             axis.set_ylabel("share of requests" if column == 0 else "")
         axes[0][column].set_title("closed loop" if load is None else f"{load:g} requests/s")
-    axes[0][0].legend()
     figure.tight_layout()
+    _legend_above(figure, axes[0][0])
     return figure
 
 
@@ -105,13 +111,13 @@ def padding(plt: Any, rows: Rows) -> Any:
     others = [row for row in rows if not row["workload"].startswith("one request")]
     if len({row["slots"] for row in alone}) > 1:
         return _lines(plt, alone, "slots", "N, one request in flight")
-    figure, axes = plt.subplots(1, 2, figsize=(9, 2.8))
+    figure, axes = plt.subplots(1, 2, figsize=(10, 2.8))
     for axis, name in zip(axes, ("decode", "prefill"), strict=True):
         shares = [{**row, "share": 100 * row[f"{name}_padding_ratio"]} for row in [*others, *alone]]
         _draw_bars(axis, shares, "share")
         axis.set_ylabel(f"padded {name} rows (%)")
-    axes[0].legend()
     figure.tight_layout()
+    _legend_above(figure, axes[0])
     return figure
 
 
@@ -151,8 +157,14 @@ def _bars(plt: Any, rows: Rows, field: str, label: str) -> Any:
     figure, axis = plt.subplots(figsize=(8, 2.8))
     _draw_bars(axis, rows, field)
     axis.set_ylabel(label)
-    axis.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1))
+    figure.tight_layout()
+    _legend_above(figure, axis)
     return figure
+
+
+def _legend_above(figure: Any, axis: Any) -> None:
+    """One legend for all panels, where it hides none."""
+    figure.legend(*axis.get_legend_handles_labels(), ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1))
 
 
 def _draw_bars(axis: Any, rows: Rows, field: str) -> None:
@@ -164,8 +176,14 @@ def _draw_bars(axis: Any, rows: Rows, field: str) -> None:
     for at, mode in enumerate(modes):
         places = [x - 0.4 + (at + 0.5) * width for x in range(len(workloads))]
         heights = [values.get((mode, workload)) or 0.0 for workload in workloads]
-        axis.bar(places, heights, width, label=mode, color=_colour(mode))
-    axis.set_xticks(range(len(workloads)), [name.replace(", ", ",\n") for name in workloads])
+        hatch = "///" if mode.endswith(COMPILED) else None
+        axis.bar(places, heights, width, label=mode, color=_colour(mode), hatch=hatch, edgecolor="white")
+    axis.set_xticks(range(len(workloads)), [_broken(name) for name in workloads])
+
+
+def _broken(name: str) -> str:
+    """A workload's name in lines that are short enough to stand under its bars."""
+    return name.replace(", ", ",\n").replace("-stand-in", "\nstand-in").replace("KV tokens", "KV tokens\n")
 
 
 def _lines(plt: Any, rows: Rows, field: str, label: str) -> Any:
@@ -175,6 +193,10 @@ def _lines(plt: Any, rows: Rows, field: str, label: str) -> Any:
         axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=mode, color=_colour(mode))
     axis.set_xlabel(label)
     axis.set_ylabel("output tokens/s")
+    places = sorted({row[field] for row in rows})
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(places, [str(place) for place in places])
+    axis.minorticks_off()
     axis.set_ylim(bottom=0)
     axis.legend()
     return figure
@@ -182,7 +204,7 @@ def _lines(plt: Any, rows: Rows, field: str, label: str) -> Any:
 
 def _colour(mode: str) -> str | None:
     """None lets matplotlib choose."""
-    return COLOURS.get(mode)
+    return COLOURS.get(mode.removesuffix(COMPILED))
 
 
 #: By experiment.

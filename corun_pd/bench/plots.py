@@ -82,7 +82,7 @@ def timeline(plt: Any, rows: Rows) -> Any:
 
 def latency(plt: Any, rows: Rows) -> Any:
     """Distributions of TTFT and TPOT: a row of panels each, a column for each load."""
-    loads = list(dict.fromkeys(row["requests_per_s"] for row in rows))
+    loads = list(dict.fromkeys(row["requests_per_s"] for row in rows)) or [None]
     figure, axes = plt.subplots(2, len(loads), figsize=(3 * len(loads), 4.6), squeeze=False)
     for column, load in enumerate(loads):
         for line, (name, label, by) in enumerate((("ttft_s", "TTFT (s)", 1), ("tpot_s", "TPOT (ms)", 1000))):
@@ -198,7 +198,7 @@ def _lines(plt: Any, rows: Rows, field: str, label: str) -> Any:
     axis.set_xticks(places, [str(place) for place in places])
     axis.minorticks_off()
     axis.set_ylim(bottom=0)
-    axis.legend()
+    axis.legend(*axis.get_legend_handles_labels())
     return figure
 
 

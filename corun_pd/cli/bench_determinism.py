@@ -21,6 +21,8 @@ __all__ = ["determinism"]
 
 Row = dict[str, object]
 
+DIFFERENT, INCOMPLETE = 1, 3
+
 
 @click.command()
 @common("standard,isolated,packed,hybrid")
@@ -43,7 +45,8 @@ Row = dict[str, object]
 def determinism(**settings: Any) -> None:
     """The same requests in other company, after a restart with cold caches and through P/D (paper V-B).
 
-    Exit code 1 when a mode under the contract differs anywhere, or could not run.
+    Exit code 1 when a mode under the contract differs anywhere, or could not run; 3 when what ran is equal
+    but the budget had no room for all of it.
     """
     check = _Check(settings)
     for mode in modes_named(settings["modes"]):
@@ -57,7 +60,7 @@ def determinism(**settings: Any) -> None:
         [row.get(key, row.get("error", "") if key == "run" else "") for key in keys] for row in check.rows
     ]
     print_table("equal to the batch run", columns, cells)
-    raise SystemExit(1 if check.has_failed else 0)
+    raise SystemExit(DIFFERENT if check.has_failed else INCOMPLETE if check.is_incomplete else 0)
 
 
 class _Check:
@@ -69,7 +72,7 @@ class _Check:
         self.logs = settings["out"].with_suffix("")
         self.began_s = time.monotonic()
         self.rows: list[Row] = []
-        self.has_failed = False
+        self.has_failed = self.is_incomplete = False
 
     def measure(self, mode: Mode) -> None:
         """One mode: an engine for all company, then a pair and a second engine, whichever of these fails."""
@@ -144,6 +147,7 @@ class _Check:
         """Whether the budget has room for a run; one that it has none for is named in the result."""
         left_s: float = self.settings["budget"] - self.spent_s
         if needed_s > left_s:
+            self.is_incomplete = True
             self.rows.append({"mode": mode.name, "error": f"{run}: left out, {left_s:.0f} s were left"})
             self.write()
         return needed_s <= left_s

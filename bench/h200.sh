@@ -60,9 +60,9 @@ stage_d2i() { same qwen3-8b-12-layers-isolated 230 qwen3-8b isolated 2048 128 8 
 stage_d2h() { same qwen3-8b-12-layers-hybrid 235 qwen3-8b hybrid 2048 128 8 8000 --layers 12; }
 stage_d2() { stage_d2s; stage_d2i; stage_d2h; }
 # A pair of engines shares the GPU: 24 of 48 layers let each have its weights.
-stage_moe() { same qwen3-30b-a3b-24-layers 130 qwen3-30b-a3b packed,standard 256 64 8 8000 --layers 24; }
-stage_mla() { same deepseek-v3-4-layers 100 deepseek-v3-4l packed,standard 256 64 8 8000; }
-stage_hy3() { same hy3-4-layers 110 hy3-4l packed,standard 256 64 8 8000; }
+stage_moe() { same qwen3-30b-a3b-24-layers 230 qwen3-30b-a3b packed,standard 256 64 8 8000 --layers 24; }
+stage_mla() { same deepseek-v3-4-layers 150 deepseek-v3-4l packed,standard 256 64 8 8000; }
+stage_hy3() { same hy3-4-layers 170 hy3-4l packed,standard 256 64 8 8000; }
 stage_shapes() { stage_moe; stage_mla; stage_hy3; }
 
 # Speed -------------------------------------------------------------------------------------------------------
@@ -87,8 +87,8 @@ stage_long() {
 }
 
 stage_dstep() {
-  step dstep 220 decode-step-qwen3-8b-h200.json -- bench decode-step "${COMMON[@]}" --shape qwen3-8b \
-    --modes standard,packed --mode-limit 105 --kv-tokens 1024,2048 --out "$OUT/decode-step-qwen3-8b-h200.json"
+  step dstep 250 decode-step-qwen3-8b-h200.json -- bench decode-step "${COMMON[@]}" --shape qwen3-8b \
+    --modes standard,packed --mode-limit 120 --kv-tokens 512,1024,1536 --out "$OUT/decode-step-qwen3-8b-h200.json"
 }
 
 stage_abl() {
@@ -112,10 +112,10 @@ stage_xfer() {
 # With and without the compiler, and whether two cold processes compile the same bits.
 stage_compile() {
   local name=throughput-compiled-qwen3-8b-12-layers-h200.json
-  step compile 200 "$name" -- bench throughput "${COMMON[@]}" --shape qwen3-8b --layers 12 \
+  step compile 260 "$name" -- bench throughput "${COMMON[@]}" --shape qwen3-8b --layers 12 \
     --modes "standard,packed,standard+compiled,packed+compiled" --mode-limit 90 \
     --workloads "256/64:$(scaled 300),1024/128:$(scaled 200)" --out "$OUT/$name"
-  same compiled-qwen3-8b-12-layers 230 qwen3-8b packed+compiled 512 64 8 8000 --layers 12
+  same compiled-qwen3-8b-12-layers 270 qwen3-8b packed+compiled 512 64 8 8000 --layers 12
 }
 
 stage_ops() {
@@ -136,14 +136,14 @@ list() {
 stage     seconds  what
 d1            570  2,048 prompts, Qwen3-8B's shape, packed: alone, reversed, crowd, p/d, restart
 d2            570  the same at 12 layers: d2s standard (105), d2i isolated (230), d2h hybrid (235)
-shapes        340  256 prompts: moe Qwen3-30B-A3B (130), mla DeepSeek-V3 (100), hy3 Hunyuan 3 (110)
+shapes        550  256 prompts: moe Qwen3-30B-A3B (230), mla DeepSeek-V3 (150), hy3 Hunyuan 3 (170)
 t1            565  throughput, timeline, latency, concurrency, padding; five modes
 long          570  throughput of every workload of the paper at 12 layers; four modes
-dstep         220  a decode step at 256 rows, standard against ours
+dstep         250  a decode step at 256 rows, standard against ours
 abl           300  one mechanism after the other, 12 layers
 sizes         150  one request alone on N rows, N = 32 to 512, 12 layers
 xfer          200  KV caches over NIXL between two engines on this GPU, 1k, 8k and 32k tokens
-compile       430  with and without the compiler, and its bits after a restart, 12 layers
+compile       530  with and without the compiler, and its bits after a restart, 12 layers
 ops           240  operators one by one
 prof          400  cost profiles for the planner, packed and isolated
 TEXT

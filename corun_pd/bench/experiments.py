@@ -13,6 +13,7 @@ from corun_pd.bench.bits import check_company
 from corun_pd.bench.records import Run
 from corun_pd.bench.station import Station
 from corun_pd.bench.workloads import Workload, mixed_requests
+from corun_pd.engine.base import EngineInfo
 
 __all__ = ["EXPERIMENTS", "TOTAL", "Experiment", "Plan", "Row"]
 
@@ -21,7 +22,7 @@ Row = dict[str, object]
 #: The workload of the row that aggregates all.
 TOTAL: Final = "total"
 
-#: Output tokens of the requests that `decode-step` runs.
+#: Steps in which `decode-step` has all rows decode.
 STEPS: Final = 48
 
 
@@ -93,13 +94,19 @@ def padding(station: Station, plan: Plan) -> Iterator[Row]:
 
 
 def decode_step(station: Station, plan: Plan) -> Iterator[Row]:
-    """A decode step of N rows: KV caches of one length, and of lengths that differ by much."""
-    slots = station.info.slots
-    workloads = [Workload(f"{kv} KV tokens a row", ((kv, STEPS),) * slots) for kv in plan.kv_tokens]
-    ragged = _ragged(slots, min(4 * max(plan.kv_tokens), station.info.max_model_tokens - STEPS))
-    prompts = [prompt for prompt, _ in ragged]
-    name = f"{prompts[0]} to {prompts[-1]} KV tokens a row, mean {sum(prompts) // slots}"
-    for workload in (*workloads, Workload(name, ragged)):
+    """A decode step of N rows: KV caches of one length, and of lengths that differ by much.
+
+    Each row's KV cache grows from its prompt's length while the others are prefilled and decode.
+    """
+    info, longest = station.info, 4 * max(plan.kv_tokens)
+    uneven = _ragged(info.slots, min(longest, info.max_model_tokens))
+    uneven = _ragged(info.slots, min(longest, info.max_model_tokens - _output(uneven, info)))
+    mean = sum(uneven) // info.slots
+    shapes = {f"{kv} KV tokens a row": (kv,) * info.slots for kv in plan.kv_tokens}
+    shapes[f"{uneven[0]} to {uneven[-1]} KV tokens a row, mean {mean}"] = uneven
+    for name, prompts in shapes.items():
+        output = _output(prompts, info)
+        workload = Workload(name, tuple((prompt, output) for prompt in prompts))
         yield _row(station, workload, station.offline(workload))
 
 
@@ -126,10 +133,19 @@ def ablation(station: Station, plan: Plan) -> Iterator[Row]:
         yield row | same
 
 
-def _ragged(slots: int, longest: int) -> tuple[tuple[int, int], ...]:
-    """Prompts from 16 tokens to `longest`, evenly in their logarithms, each with `STEPS` output tokens."""
+def _ragged(slots: int, longest: int) -> tuple[int, ...]:
+    """Lengths from 16 tokens to `longest`, evenly in their logarithms."""
     ratio = longest / 16
-    return tuple((round(16 * ratio ** (at / max(1, slots - 1))), STEPS) for at in range(slots))
+    return tuple(round(16 * ratio ** (at / max(1, slots - 1))) for at in range(slots))
+
+
+def _output(prompts: Sequence[int], info: EngineInfo) -> int:
+    """Output tokens such that no row ends while others are prefilled, beside decode rows at that.
+
+    vLLM's own scheduling decodes in every prefill step and has less than all of a step for prompts.
+    """
+    room = max(1, info.prefill_tokens - info.slots)
+    return STEPS + -(-sum(prompts) // room)
 
 
 def _row(station: Station, workload: Workload, run: Run) -> Row:

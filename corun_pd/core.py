@@ -118,12 +118,12 @@ class SamplingParams:
     structured_output: StructuredOutput | None = None
     prompt_logprobs: int | None = None
 
-    def for_sample(self, index: int) -> "SamplingParams":
-        """Sample `index` of a request draws with seed + index, the rule of vLLM's n > 1.
+    def for_sibling(self, seed: int) -> "SamplingParams":
+        """Those of a further sample of the same prompt.
 
         The prompt is the same for all, so the first one alone asks for its logprobs.
         """
-        return replace(self, seed=self.seed + index, prompt_logprobs=None if index else self.prompt_logprobs)
+        return replace(self, seed=seed, prompt_logprobs=None)
 
     def for_decode(self) -> "SamplingParams":
         """What a decode leg gets: the same, but for prompt logprobs, which prefill gives."""

@@ -43,10 +43,12 @@ class LegWork:
     """One sample's work on this engine.
 
     `leg` names it and is never used twice. With `hand_off` (prefill engines), one token is sampled and
-    the KV cache stays for a decode engine. With `resume` (decode engines), the KV cache of the prompt
-    is pulled and decoding goes on after the first token; `sampling` is the client's, unchanged but for
-    prompt logprobs, which prefill has given. Without
-    `stream` nobody looks at tokens as they come, so an engine may keep them for the last output.
+    the KV cache stays for a decode engine. `sibling_seeds` (prefill engines) are those of further samples
+    of the prompt that differ in nothing else: it is computed once, and each of them gets a first token and,
+    with `hand_off`, a handoff of its own to the same blocks. With `resume` (decode engines), the KV cache
+    of the prompt is pulled and decoding goes on after the first token; `sampling` is the client's, unchanged
+    but for prompt logprobs, which prefill has given. Without `stream` nobody looks at tokens as they come,
+    so an engine may keep them for the last output.
     """
 
     leg: str
@@ -55,6 +57,7 @@ class LegWork:
     hand_off: bool = False
     resume: tuple[FirstToken, KvHandoff] | None = None
     stream: bool = True
+    sibling_seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class LegOutput:
     `kv_pulled_bytes` counts what was pulled for the leg and is set on its last output. The first output of
     a leg with `resume`, which may be empty, tells that its KV cache has been pulled. `prompt_logprobs` has an
     entry for each prompt token but the first, and comes once, with the first token, when it was asked for.
+    `siblings` has what each of `sibling_seeds` gave, unless the leg failed.
     """
 
     leg: str
@@ -77,11 +81,17 @@ class LegOutput:
     kv_pulled_bytes: int = 0
     error: CorunError | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    siblings: tuple["LegOutput", ...] = ()
 
     @property
     def is_last(self) -> bool:
         """Whether the leg is over."""
         return self.finish_reason is not None or self.handoff is not None or self.error is not None
+
+    @property
+    def handoffs(self) -> list[KvHandoff]:
+        """Its own and its siblings'."""
+        return [output.handoff for output in (self, *self.siblings) if output.handoff is not None]
 
 
 class Engine(Protocol):

@@ -124,8 +124,8 @@ class LegHost:
         for output in outputs:
             route = self._routes.get(output.leg)
             if route is None:  # cancelled while the step ran
-                if output.handoff is not None:
-                    self.engine.release(output.handoff.handoff_id)
+                for handoff in output.handoffs:
+                    self.engine.release(handoff.handoff_id)
                 continue
             if output.is_last:
                 del self._routes[output.leg]
@@ -181,6 +181,7 @@ class LegSession:
         stream: bool,
         hand_off: bool = False,
         resume: tuple[FirstToken, KvHandoff] | None = None,
+        sibling_seeds: tuple[int, ...] = (),
     ) -> None:
         """Starts a leg. What is wrong with it comes back as its output's error.
 
@@ -192,7 +193,7 @@ class LegSession:
         """
         if leg_id in self._names:
             raise InvalidRequest("leg_id", f"{leg_id} is in use")
-        work = LegWork("", prompt, sampling, hand_off=hand_off, resume=resume, stream=stream)
+        work = LegWork("", prompt, sampling, hand_off, resume, stream, sibling_seeds)
         self._names[leg_id] = ""
         try:
             self._names[leg_id] = self._host.submit(
@@ -231,8 +232,8 @@ class LegSession:
             return
         if output.is_last:
             self._names.pop(leg_id, None)
-        if output.handoff is not None:
-            self._remember(output.handoff)
+        for handoff in output.handoffs:
+            self._remember(handoff)
         self._outbox.append((leg_id, output))
         self._weight += _weight(output)
         if self._weight > OUTBOX_LIMIT:
@@ -290,7 +291,7 @@ class LegSession:
 
 
 def _weight(output: LegOutput) -> int:
-    weight = 1 + len(output.token_ids)
+    weight = 1 + len(output.token_ids) + sum(_weight(sibling) for sibling in output.siblings)
     for entries in (output.logprobs, output.prompt_logprobs):
         if entries:
             weight += len(entries) * (1 + len(entries[0].top))

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import TypedDict
 
 import grpc
 
@@ -9,8 +10,8 @@ from corun_pd.core import FinishReason, FirstToken, RngState, SamplingParams
 from corun_pd.engine.base import LegOutput
 from corun_pd.engine.calls import serve_legs
 from corun_pd.engine.legs import LegHost, LegSession, SessionOutput
-from corun_pd.errors import CorunError
-from corun_pd.v1 import legs_pb2, legs_pb2_grpc
+from corun_pd.errors import CorunError, EngineFailed
+from corun_pd.v1 import kv_handoff_pb2, legs_pb2, legs_pb2_grpc, sampling_pb2
 from corun_pd.wire.convert import (
     finish_to_pb,
     first_token_to_pb,
@@ -43,11 +44,11 @@ class PrefillService(legs_pb2_grpc.PrefillServiceServicer):
 
 
 class _Call:
-    """What a call remembers of its legs between start and finish: their sampling."""
+    """What a call remembers of its legs between start and finish: sampling, and the seeds of siblings."""
 
     def __init__(self, host: LegHost) -> None:
         self._host = host
-        self._sampling: dict[int, SamplingParams] = {}
+        self._started: dict[int, tuple[SamplingParams, tuple[int, ...]]] = {}
 
     def accept(self, session: LegSession, request: legs_pb2.RunPrefillsRequest) -> None:
         for start in request.starts:
@@ -57,17 +58,19 @@ class _Call:
             except CorunError as error:
                 session.fail(leg.leg_id, error)
                 continue
-            self._sampling[leg.leg_id] = sampling
+            seeds = tuple(start.sibling_seeds)
+            self._started[leg.leg_id] = sampling, seeds
             session.start(
                 leg.leg_id,
                 tuple(leg.prompt.ids),
                 sampling if start.hand_off else _first_only(sampling),
                 stream=False,
                 hand_off=start.hand_off,
+                sibling_seeds=seeds,
             )
         for leg_id in request.cancel_leg_ids:
             if session.cancel(leg_id):
-                self._sampling.pop(leg_id, None)
+                self._started.pop(leg_id, None)
         for handoff_id in request.release_handoff_ids:
             session.release(handoff_id)
 
@@ -79,31 +82,63 @@ class _Call:
     def _finish(
         self, session: LegSession, leg_id: int, output: LegOutput
     ) -> legs_pb2.RunPrefillsResponse.Finish:
-        sampling = self._sampling.pop(leg_id, None)
-        if output.error is not None:
-            return legs_pb2.RunPrefillsResponse.Finish(leg_id=leg_id, error=leg_error_to_pb(output.error))
-        handoff = output.handoff
-        if handoff is not None:
-            handoff = replace(handoff, lease_s=session.lease_left_s(handoff))
-        seed = 0 if sampling is None else sampling.seed
-        reason = output.finish_reason
-        if reason is FinishReason.LENGTH and sampling is not None and sampling.max_tokens > 1:
-            reason = None  # Ours, of `_first_only`: the generation itself goes on.
-        first = FirstToken(
-            output.token_ids[0],
-            RngState(self._host.info.rng_scheme, seed, step=1),
-            output.logprobs[0] if output.logprobs else None,
-        )
+        started = self._started.pop(leg_id, None)
+        if output.error is not None or started is None:
+            return legs_pb2.RunPrefillsResponse.Finish(leg_id=leg_id, **self._facts(session, output))
+        sampling, sibling_seeds = started
+        if len(output.siblings) != len(sibling_seeds):
+            for handoff in output.handoffs:
+                session.release(handoff.handoff_id)
+            counts = f"{1 + len(output.siblings)} samples of {1 + len(sibling_seeds)}"
+            short = EngineFailed(f"the engine gave {counts}")
+            return legs_pb2.RunPrefillsResponse.Finish(leg_id=leg_id, error=leg_error_to_pb(short))
+        siblings = [
+            legs_pb2.RunPrefillsResponse.Sibling(
+                **self._facts(session, sibling, replace(sampling, seed=seed))
+            )
+            for seed, sibling in zip(sibling_seeds, output.siblings, strict=True)
+        ]
         return legs_pb2.RunPrefillsResponse.Finish(
             leg_id=leg_id,
-            first_token=first_token_to_pb(first),
-            finish_reason=finish_to_pb(reason),
-            stop_token_id=output.stop_token_id,
-            handoff=None if handoff is None else handoff_to_pb(handoff),
             prompt_logprobs=None
             if output.prompt_logprobs is None
             else logprobs_to_pb(output.prompt_logprobs),
+            siblings=siblings,
+            **self._facts(session, output, sampling),
         )
+
+    def _facts(
+        self, session: LegSession, output: LegOutput, sampling: SamplingParams | None = None
+    ) -> "_Facts":
+        """What a leg and a sibling of one have alike."""
+        if output.error is not None or sampling is None:
+            error = output.error or EngineFailed("a leg ended that was never started")
+            return {"error": leg_error_to_pb(error)}
+        handoff = output.handoff
+        if handoff is not None:
+            handoff = replace(handoff, lease_s=session.lease_left_s(handoff))
+        reason = output.finish_reason
+        if reason is FinishReason.LENGTH and sampling.max_tokens > 1:
+            reason = None  # Ours, of `_first_only`: the generation itself goes on.
+        first = FirstToken(
+            output.token_ids[0],
+            RngState(self._host.info.rng_scheme, sampling.seed, step=1),
+            output.logprobs[0] if output.logprobs else None,
+        )
+        return {
+            "first_token": first_token_to_pb(first),
+            "finish_reason": finish_to_pb(reason),
+            "stop_token_id": output.stop_token_id,
+            "handoff": None if handoff is None else handoff_to_pb(handoff),
+        }
+
+
+class _Facts(TypedDict, total=False):
+    first_token: kv_handoff_pb2.FirstToken
+    finish_reason: sampling_pb2.FinishReason
+    stop_token_id: int | None
+    handoff: kv_handoff_pb2.KvHandoff | None
+    error: legs_pb2.LegError
 
 
 def _first_only(sampling: SamplingParams) -> SamplingParams:

@@ -16,15 +16,56 @@ from typing import Final, Generic
 from corun_pd.config import RouterConfig
 from corun_pd.core import Role
 from corun_pd.errors import CorunError, InvalidRequest, Overloaded, Unavailable
-from corun_pd.router.policy import Demand, L, Route, ever_fits, pick_decode, pick_prefill
+from corun_pd.router.policy import (
+    Demand,
+    L,
+    Route,
+    ever_fits,
+    most_at_once,
+    pick_decode,
+    pick_prefill,
+    room_for,
+)
 
 __all__ = ["Admission", "Reservation"]
 
 #: The completion rate is taken over this many samples.
 _RATE_SAMPLES: Final = 256
 
+#: Stands for a line of any length before an instance's slots.
+_ANY_LINE: Final = 1 << 30
+
 #: Bounds on what an overloaded router tells a client to wait, in seconds.
 _RETRY_DELAY_S: Final = (0.1, 60.0)
+
+
+class _PromptRoom(Generic[L]):
+    """Room for one prompt on a prefill instance; `samples` go on from it, and each pulls it."""
+
+    def __init__(self, admission: "Admission[L]", prefill: L, tokens: int, samples: int) -> None:
+        self._admission = admission
+        self._prefill = prefill
+        self._tokens = tokens
+        self._blocks = prefill.info.blocks_for(tokens)
+        self._samples = samples
+        prefill.legs += 1
+        prefill.blocks += self._blocks
+        prefill.prompt_tokens += tokens
+
+    def computed(self) -> None:
+        """The prompt is no work any more. Said again, nothing happens."""
+        if self._tokens:
+            self._prefill.prompt_tokens -= self._tokens
+            self._prefill.legs -= 1
+            self._tokens = 0
+
+    def left(self) -> None:
+        """A sample needs the blocks no more; with the last one they are back in the instance's pool."""
+        self._samples -= 1
+        if not self._samples:
+            self.computed()
+            self._prefill.blocks -= self._blocks
+            self._admission.wake()
 
 
 class Reservation(Generic[L]):
@@ -35,19 +76,18 @@ class Reservation(Generic[L]):
     """
 
     def __init__(
-        self, admission: "Admission[L]", demand: Demand, prefill: L | None, decode: L | None
+        self,
+        admission: "Admission[L]",
+        demand: Demand,
+        prompt: "_PromptRoom[L] | None",
+        prefill: L | None,
+        decode: L | None,
     ) -> None:
         self.prefill = prefill
         self.decode = decode
         self._admission = admission
-        self._prompt_tokens = demand.prompt_tokens
-        self._prompt_blocks = 0
+        self._prompt = prompt
         self._decode_blocks = 0
-        if prefill is not None:
-            self._prompt_blocks = prefill.info.blocks_for(demand.prompt_tokens)
-            prefill.legs += 1
-            prefill.blocks += self._prompt_blocks
-            prefill.prompt_tokens += demand.prompt_tokens
         if decode is not None:
             self._decode_blocks = decode.info.blocks_for(demand.total_tokens)
             decode.legs += 1
@@ -55,21 +95,17 @@ class Reservation(Generic[L]):
 
     def prompt_computed(self) -> None:
         """The prompt is no work any more; its blocks stay until `prompt_pulled`."""
-        if self.prefill is not None and self._prompt_tokens:
-            self.prefill.prompt_tokens -= self._prompt_tokens
-            self.prefill.legs -= 1
-            self._prompt_tokens = 0
+        if self._prompt is not None:
+            self._prompt.computed()
 
     def prompt_pulled(self) -> None:
-        """The prompt's blocks are back in the prefill instance's pool."""
-        if self.prefill is not None and self._prompt_blocks:
-            self.prefill.blocks -= self._prompt_blocks
-            self._prompt_blocks = 0
-            self._admission.wake()
+        """This sample needs the prompt's blocks on the prefill instance no more."""
+        prompt, self._prompt = self._prompt, None
+        if prompt is not None:
+            prompt.left()
 
     def close(self) -> None:
         """Gives everything back. Doing it again does nothing."""
-        self.prompt_computed()
         self.prompt_pulled()
         if self.decode is not None and self._decode_blocks:
             self.decode.legs -= 1
@@ -87,7 +123,8 @@ class Reservation(Generic[L]):
 @dataclass(slots=True, eq=False)
 class _Waiter(Generic[L]):
     demand: Demand
-    turn: "asyncio.Future[Reservation[L]]"
+    samples: int
+    turn: "asyncio.Future[Sequence[Reservation[L]]]"
 
 
 class Admission(Generic[L]):
@@ -98,11 +135,12 @@ class Admission(Generic[L]):
         self._pools: Mapping[Role, list[L]] = {role: [] for role in Role}
         self._queues: Mapping[Route, OrderedDict[_Waiter[L], None]] = {r: OrderedDict() for r in Route}
         self._completions: deque[float] = deque(maxlen=_RATE_SAMPLES)
+        self._waiting = 0
 
     @property
     def waiting(self) -> int:
         """Samples in the queues."""
-        return sum(len(queue) for queue in self._queues.values())
+        return self._waiting
 
     def join(self, ledger: L) -> None:
         """An instance takes samples from now on."""
@@ -116,7 +154,7 @@ class Admission(Generic[L]):
             for waiter in list(queue):
                 fault = self._fault(route, waiter.demand)
                 if fault is not None:
-                    del queue[waiter]
+                    self._forget(queue, waiter)
                     if not waiter.turn.done():
                         waiter.turn.set_exception(fault)
         self.wake()
@@ -130,30 +168,40 @@ class Admission(Generic[L]):
         return Route.DISAGGREGATED if apart or not whole else Route.COLOCATED
 
     async def admit(self, route: Route, demand: Demand) -> Reservation[L]:
-        """A place for one sample, now or when it is its turn. Close it.
+        """A place for one sample; see `admit_siblings`."""
+        (place,) = await self.admit_siblings(route, demand, 1)
+        return place
+
+    async def admit_siblings(self, route: Route, demand: Demand, samples: int) -> Sequence[Reservation[L]]:
+        """Places for samples of one prompt, now or when it is their turn. Close them.
+
+        There are `samples` of them, or as many as the fleet has slots and KV room for when nothing else
+        runs; then the others are to be admitted after these.
 
         Raises Unavailable when no instance of a needed role has joined, InvalidRequest when no instance
-        could ever hold the sample, Overloaded when the queue is full.
+        could ever hold one sample, Overloaded when the queue is full.
         """
         fault = self._fault(route, demand)
         if fault is not None:
             raise fault
         queue = self._queues[route]
         if not queue:
-            place = self._place(route, demand)
-            if place is not None:
-                return place
+            places = self._place(route, demand, samples)
+            if places is not None:
+                return places
         if self.waiting >= self._config.max_waiting:
             raise Overloaded(f"{self.waiting} samples wait already, the most allowed", self._retry_delay_s())
-        waiter = _Waiter[L](demand, asyncio.get_running_loop().create_future())
+        waiter = _Waiter[L](demand, samples, asyncio.get_running_loop().create_future())
         queue[waiter] = None
+        self._waiting += samples
         try:
             return await waiter.turn
         except asyncio.CancelledError:
             if waiter in queue:
-                del queue[waiter]
+                self._forget(queue, waiter)
             elif not waiter.turn.cancelled() and waiter.turn.exception() is None:
-                waiter.turn.result().close()  # the turn came in the moment of the cancellation
+                for place in waiter.turn.result():
+                    place.close()  # the turn came in the moment of the cancellation
             self.wake()
             raise
 
@@ -162,30 +210,50 @@ class Admission(Generic[L]):
         for route, queue in self._queues.items():
             while queue:
                 waiter = next(iter(queue))
-                place = None if waiter.turn.done() else self._place(route, waiter.demand)
-                if place is None and not waiter.turn.done():
-                    break
-                del queue[waiter]
-                if place is not None:
-                    waiter.turn.set_result(place)
+                places = None
+                if not waiter.turn.done():
+                    places = self._place(route, waiter.demand, waiter.samples)
+                    if places is None:
+                        break
+                self._forget(queue, waiter)
+                if places is not None:
+                    waiter.turn.set_result(places)
 
     def completed(self) -> None:
         """A sample is over; counts for the rate from which clients are told when to come back."""
         self._completions.append(time.monotonic())
         self.wake()
 
-    def _place(self, route: Route, demand: Demand) -> Reservation[L] | None:
+    def _forget(self, queue: "OrderedDict[_Waiter[L], None]", waiter: _Waiter[L]) -> None:
+        del queue[waiter]
+        self._waiting -= waiter.samples
+
+    def _place(self, route: Route, demand: Demand, samples: int) -> Sequence[Reservation[L]] | None:
         lookahead = self._config.decode_lookahead
         if route is Route.COLOCATED:
             whole = pick_decode(self._colocated(), demand, lookahead)
-            return None if whole is None else Reservation(self, demand, None, whole)
+            return None if whole is None else [Reservation(self, demand, None, None, whole)]
+        pool = self._pools[Role.DECODE]
         decode = None
         if demand.max_tokens > 1:
-            decode = pick_decode(self._pools[Role.DECODE], demand, lookahead)
+            decode = pick_decode(pool, demand, lookahead)
             if decode is None:
                 return None
+            if samples > 1:
+                samples = min(samples, most_at_once(pool, demand))
+                if room_for(pool, demand) < samples:
+                    return None
         prefill = pick_prefill(self._pools[Role.PREFILL], demand)
-        return None if prefill is None else Reservation(self, demand, prefill, decode)
+        if prefill is None:
+            return None
+        prompt = _PromptRoom(self, prefill, demand.prompt_tokens, samples)
+        places = [Reservation(self, demand, prompt, prefill, decode)]
+        while len(places) < samples:
+            # Siblings of a sample that has found a slot may stand in line there, however long that is. They
+            # hold the prompt's blocks on the prefill instance meanwhile, which are counted.
+            decode = None if decode is None else pick_decode(pool, demand, _ANY_LINE)
+            places.append(Reservation(self, demand, prompt, prefill, decode))
+        return places
 
     def _fault(self, route: Route, demand: Demand) -> CorunError | None:
         """Why the sample can never be placed in the present fleet; None when it can."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from corun_pd.core import FinishReason, FirstToken, KvHandoff, SamplingParams, TokenLogprobs
-from corun_pd.errors import CorunError
+from corun_pd.errors import CorunError, EngineFailed
 from corun_pd.router.session import Session
 from corun_pd.router.turnstile import Turnstile
 from corun_pd.v1 import legs_pb2, sampling_pb2
@@ -25,7 +25,10 @@ __all__ = ["DecodeSession", "GenerationSession", "LegTokens", "PrefillSession", 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """What a prefill leg gave: the first token and, unless the generation ended with it, the ticket."""
+    """What a prefill leg gave a sample: the first token and, unless the generation ended with it, the ticket.
+
+    Where samples share a leg, the first one's alone has the prompt's logprobs.
+    """
 
     first: FirstToken
     finish: FinishReason | None
@@ -53,44 +56,72 @@ class PrefillSession(Session[legs_pb2.RunPrefillsRequest, legs_pb2.RunPrefillsRe
     """The call to a prefill instance."""
 
     async def prefill(
-        self, prompt: Sequence[int], sampling: SamplingParams, name: str, hand_off: bool
-    ) -> Prefilled:
-        """Computes a prompt and samples its first token. Raises the leg's error.
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        name: str,
+        hand_off: bool,
+        sibling_seeds: Sequence[int] = (),
+    ) -> Sequence[Prefilled]:
+        """Computes a prompt and samples a first token for each of the sampling's seed and `sibling_seeds`.
 
-        However it ends, no ticket stays behind that the caller has not got.
+        Raises the leg's error, or the first sample's that failed. However it ends, no ticket stays behind
+        that the caller has not got.
         """
         leg, message = self._new_leg(prompt, name, sampling, stream=False)
-        message.starts.append(legs_pb2.RunPrefillsRequest.Start(leg=leg, hand_off=hand_off))
+        message.starts.append(
+            legs_pb2.RunPrefillsRequest.Start(leg=leg, hand_off=hand_off, sibling_seeds=sibling_seeds)
+        )
         waiting = _PrefillLeg(asyncio.get_running_loop().create_future())
         with self._listening(leg.leg_id, waiting):
             try:
                 finish = await waiting.finish
             except asyncio.CancelledError:
                 if not waiting.finish.cancelled() and waiting.finish.exception() is None:
-                    self.release(waiting.finish.result().handoff.handoff_id)
+                    self._release_all(waiting.finish.result())
                 raise
-        if finish.HasField("error"):
-            raise leg_error_from_pb(finish.error)
-        return Prefilled(
-            first=first_token_from_pb(finish.first_token),
-            finish=finish_from_pb(finish.finish_reason),
-            stop_token_id=finish.stop_token_id if finish.HasField("stop_token_id") else None,
-            handoff=handoff_from_pb(finish.handoff) if finish.HasField("handoff") else None,
-            prompt_logprobs=_prompt_logprobs(finish),
-        )
+        try:
+            if not finish.HasField("error") and len(finish.siblings) != len(sibling_seeds):
+                counts = f"{len(finish.siblings)} samples beside the first, not {len(sibling_seeds)}"
+                raise EngineFailed(f"the prefill instance gave {counts}")
+            logprobs = _prompt_logprobs(finish)
+            return [_prefilled(finish, logprobs), *(_prefilled(sibling) for sibling in finish.siblings)]
+        except CorunError:
+            self._release_all(finish)
+            raise
 
     def release(self, handoff_id: str) -> None:
         """Frees a handoff that nobody will pull. One that is gone, or the empty id, is ignored."""
         if handoff_id and self._end is None:
             self._message().release_handoff_ids.append(handoff_id)
 
+    def _release_all(self, finish: legs_pb2.RunPrefillsResponse.Finish) -> None:
+        self.release(finish.handoff.handoff_id)
+        for sibling in finish.siblings:
+            self.release(sibling.handoff.handoff_id)
+
     def _dispatch(self, message: legs_pb2.RunPrefillsResponse) -> None:
         for finish in message.finishes:
             leg = self._legs.pop(finish.leg_id, None)
             if leg is None or leg.finish.done():  # cancelled while its ticket was on the way
-                self.release(finish.handoff.handoff_id)
+                self._release_all(finish)
             else:
                 leg.finish.set_result(finish)
+
+
+def _prefilled(
+    finish: legs_pb2.RunPrefillsResponse.Finish | legs_pb2.RunPrefillsResponse.Sibling,
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None,
+) -> Prefilled:
+    if finish.HasField("error"):
+        raise leg_error_from_pb(finish.error)
+    return Prefilled(
+        first=first_token_from_pb(finish.first_token),
+        finish=finish_from_pb(finish.finish_reason),
+        stop_token_id=finish.stop_token_id if finish.HasField("stop_token_id") else None,
+        handoff=handoff_from_pb(finish.handoff) if finish.HasField("handoff") else None,
+        prompt_logprobs=prompt_logprobs,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A sample's way: pick decode, pick prefill, `first = await prefill(...)`, `async for ... in decode(first)`.
+"""A sample's way: pick decode, pick prefill, await its first token, `async for ... in decode(first)`.
 
 What holds on every path, whether it ends well, fails or is cancelled: the room that was reserved is given
 back, a leg that runs is cancelled, and a ticket that nobody will pull any more is released. Nothing falls
@@ -7,24 +7,21 @@ back: a ticket that was asked for and is missing, or does not fit the prompt, fa
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
 
-from corun_pd.core import Edge, FinishReason, KvHandoff, SamplingParams, TokenLogprobs, prompt_digest
-from corun_pd.errors import CorunError, HandoffRejected
-from corun_pd.router.admission import Admission, Reservation
+from corun_pd.core import Edge, FinishReason, SamplingParams, TokenLogprobs
+from corun_pd.errors import CorunError
+from corun_pd.router.admission import Admission
 from corun_pd.router.detokenize import TextWriter
 from corun_pd.router.fleet import Member
 from corun_pd.router.legs import LegTokens, Prefilled
 from corun_pd.router.policy import Demand, Route
+from corun_pd.router.siblings import Siblings
 from corun_pd.telemetry import Telemetry
 
 __all__ = ["Delta", "Pipeline", "Place", "Sample"]
-
-#: A ticket with less of its lease left than this is not passed on, in seconds: the pull takes time too.
-LEASE_MARGIN_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +91,31 @@ class Pipeline:
         self._admission = admission
         self._telemetry = telemetry
 
-    async def run(self, sample: Sample, route: Route) -> AsyncGenerator[Delta, None]:
-        """A sample from the queue to its last delta. Close it (`aclosing`). Raises what ended it early."""
+    @contextmanager
+    def open(self, samples: Sequence[Sample], route: Route) -> Iterator[list[AsyncGenerator[Delta, None]]]:
+        """Runs samples of one prompt within the context; a stream for each, from the queue to its last delta.
+
+        Where prefill and decode are apart, they share the prompt's computation. Close the streams
+        (`aclosing`). They raise what ended their sample early; all of them are then to be closed.
+        """
+        if route is Route.COLOCATED:
+            yield [self._run(sample, self._colocated(sample)) for sample in samples]
+            return
+        siblings = Siblings(self._admission, samples, self._edge)
+        try:
+            yield [
+                self._run(sample, self._disaggregated(sample, siblings, at))
+                for at, sample in enumerate(samples)
+            ]
+        finally:
+            siblings.close()
+
+    async def _run(self, sample: Sample, way: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
         self._edge(Edge.QUEUED, sample)
         try:
-            demand = Demand(len(sample.prompt), sample.sampling.max_tokens)
-            with await self._admission.admit(route, demand) as room:
-                sample.admitted_at = time.monotonic()
-                way = self._colocated if route is Route.COLOCATED else self._disaggregated
-                async with aclosing(way(sample, room)) as deltas:
-                    async for delta in deltas:
-                        yield delta
+            async with aclosing(way) as deltas:
+                async for delta in deltas:
+                    yield delta
         except (asyncio.CancelledError, GeneratorExit):
             self._edge(Edge.CANCELLED, sample)
             raise
@@ -113,16 +124,12 @@ class Pipeline:
             raise
         self._edge(Edge.FINISHED, sample)
 
-    async def _disaggregated(self, sample: Sample, room: Reservation[Member]) -> AsyncGenerator[Delta, None]:
-        prefill, decode = room.prefill, room.decode
-        assert prefill is not None
-        self._edge(Edge.PREFILL, sample, instance=prefill.info.instance_id)
-        first = await prefill.prefill.prefill(
-            sample.prompt, sample.sampling, sample.generation_id, hand_off=decode is not None
-        )
-        room.prompt_computed()
-        with _Ticket(first.handoff, prefill, room, lambda: self._edge(Edge.DECODE, sample)) as ticket:
-            delta = sample.render(_first_tokens(first))
+    async def _disaggregated(
+        self, sample: Sample, siblings: Siblings[Sample], at: int
+    ) -> AsyncGenerator[Delta, None]:
+        with await siblings.start(at) as start:
+            prefill, decode, ticket = start.prefill, start.decode, start.ticket
+            delta = sample.render(_first_tokens(start.first))
             if delta.finish is not None:
                 yield replace(delta, place=Place(prefill.info.instance_id))
                 return
@@ -133,7 +140,7 @@ class Pipeline:
                 sample.prompt,
                 sample.sampling.for_decode(),
                 sample.generation_id,
-                first.first,
+                start.first.first,
                 handoff,
                 stream=sample.stream,
                 pulled=ticket.pulled,
@@ -151,20 +158,23 @@ class Pipeline:
                     )
                     return
 
-    async def _colocated(self, sample: Sample, room: Reservation[Member]) -> AsyncGenerator[Delta, None]:
-        member = room.decode
-        assert member is not None
-        self._edge(Edge.PREFILL, sample, instance=member.info.instance_id)
-        with member.colocated.generate(
-            sample.prompt, sample.sampling, sample.generation_id, stream=sample.stream
-        ) as stream:
-            async for tokens in stream:
-                delta = sample.render(tokens)
-                if delta.finish is None:
-                    yield delta
-                    continue
-                yield replace(delta, place=Place(member.info.instance_id, member.info.instance_id))
-                return
+    async def _colocated(self, sample: Sample) -> AsyncGenerator[Delta, None]:
+        demand = Demand(len(sample.prompt), sample.sampling.max_tokens)
+        with await self._admission.admit(Route.COLOCATED, demand) as room:
+            sample.admitted_at = time.monotonic()
+            member = room.decode
+            assert member is not None
+            self._edge(Edge.PREFILL, sample, instance=member.info.instance_id)
+            with member.colocated.generate(
+                sample.prompt, sample.sampling, sample.generation_id, stream=sample.stream
+            ) as stream:
+                async for tokens in stream:
+                    delta = sample.render(tokens)
+                    if delta.finish is None:
+                        yield delta
+                        continue
+                    yield replace(delta, place=Place(member.info.instance_id, member.info.instance_id))
+                    return
 
     def _edge(self, edge: Edge, sample: Sample, **facts: object) -> None:
         self._telemetry.edge(edge, sample.generation_id, sample.index, **facts)
@@ -179,60 +189,3 @@ def _first_tokens(first: Prefilled) -> LegTokens:
         first.stop_token_id,
         prompt_logprobs=first.prompt_logprobs,
     )
-
-
-class _Ticket:
-    """The KV handoff in the router's hand: pulled by a decode instance, or released on the way out."""
-
-    def __init__(
-        self,
-        handoff: KvHandoff | None,
-        prefill: Member,
-        room: Reservation[Member],
-        on_pulled: Callable[[], None],
-    ) -> None:
-        self._handoff = handoff
-        self._on_pulled = on_pulled
-        self._prefill = prefill
-        self._room = room
-        self._received_at = time.monotonic()
-        self._is_open = handoff is not None
-
-    def show(self, prompt: Sequence[int]) -> KvHandoff:
-        """The ticket, with the time that it was held taken off its lease.
-
-        Raises HandoffRejected when there is none, when its lease is nearly over, or when it is for another
-        prompt or contract.
-        """
-        handoff = self._handoff
-        if handoff is None:
-            raise HandoffRejected("the prefill instance gave neither an end nor a handoff")
-        left_s = handoff.lease_s - (time.monotonic() - self._received_at)
-        problem = None
-        if handoff.token_count != len(prompt):
-            problem = f"it holds {handoff.token_count} tokens of a prompt of {len(prompt)}"
-        elif handoff.prompt_digest != prompt_digest(prompt):
-            problem = "it was made for another prompt"
-        elif handoff.fingerprint != self._prefill.info.fingerprint:
-            problem = f"it was made under contract {handoff.fingerprint}"
-        elif left_s < LEASE_MARGIN_S:
-            problem = f"{left_s:.3f} s of its lease are left; a pull needs {LEASE_MARGIN_S} s"
-        if problem is not None:
-            raise HandoffRejected(f"handoff {handoff.handoff_id}: {problem}", handoff_id=handoff.handoff_id)
-        return replace(handoff, lease_s=left_s)
-
-    def pulled(self) -> None:
-        """A decode instance has the KV cache; the prefill instance's blocks are free."""
-        if self._is_open:
-            self._is_open = False
-            self._room.prompt_pulled()
-            self._on_pulled()
-
-    def __enter__(self) -> "_Ticket":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_open and self._handoff is not None:
-            self._prefill.prefill.release(self._handoff.handoff_id)
-            self._is_open = False
-        self._room.prompt_pulled()

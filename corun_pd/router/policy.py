@@ -12,7 +12,17 @@ from typing import TypeVar
 
 from corun_pd.core import InstanceInfo
 
-__all__ = ["Demand", "Ledger", "Route", "ever_fits", "pick_decode", "pick_prefill", "slot_limit"]
+__all__ = [
+    "Demand",
+    "Ledger",
+    "Route",
+    "ever_fits",
+    "most_at_once",
+    "pick_decode",
+    "pick_prefill",
+    "room_for",
+    "slot_limit",
+]
 
 
 class Route(enum.StrEnum):
@@ -95,6 +105,22 @@ def pick_prefill(ledgers: Iterable[L], demand: Demand) -> L | None:
         return (1 / (1 + ledger.prompt_tokens), ledger.free_blocks / ledger.info.blocks)
 
     return _pick(ledgers, fits, score)
+
+
+def room_for(ledgers: Iterable[L], demand: Demand) -> int:
+    """How many like samples the free KV of these decode instances holds."""
+    return sum(
+        max(0, ledger.free_blocks) // ledger.info.blocks_for(demand.total_tokens) for ledger in ledgers
+    )
+
+
+def most_at_once(ledgers: Iterable[L], demand: Demand) -> int:
+    """How many like samples these decode instances run at once when nothing else does; at least 1.
+
+    More samples of one prompt than that are not reserved for together.
+    """
+    infos = [ledger.info for ledger in ledgers]
+    return max(1, sum(min(i.slots, i.blocks // i.blocks_for(demand.total_tokens)) for i in infos))
 
 
 def ever_fits(infos: Iterable[InstanceInfo], tokens: int) -> bool:

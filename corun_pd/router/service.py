@@ -46,7 +46,7 @@ class _Generation:
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
 
     def seed(self, index: int) -> int:
-        return self.task.sampling.seed + index
+        return self.task.seeds[index]
 
     def count(self, delta: Delta) -> None:
         self.first_token_at = self.first_token_at or time.monotonic()
@@ -142,7 +142,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         if self.is_draining:
             raise Unavailable("the router is shutting down")
         task = await resolve(message, self._text, self._fleet.limits, self._config.default_completion_tokens)
-        samples = [self._sample(task, index, stream) for index in range(task.samples)]
+        samples = [self._sample(task, index, stream) for index in range(len(task.seeds))]
         fingerprint = self._fleet.some_info.fingerprint
         return _Generation(task, self._admission.route(task.route), fingerprint, samples, arrived_at)
 
@@ -157,7 +157,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             generation_id=task.generation_id,
             index=index,
             prompt=task.prompt,
-            sampling=task.sampling.for_sample(index) if index else task.sampling,
+            sampling=task.sampling.for_sibling(task.seeds[index]) if index else task.sampling,
             writer=writer,
             stream=stream or bool(task.stops),
         )
@@ -165,17 +165,17 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def _whole(self, generation: _Generation) -> router_pb2.GenerateResponse:
         task = generation.task
         deltas: list[list[Delta]] = [[] for _ in generation.samples]
-        runs = [self._pipeline.run(sample, generation.route) for sample in generation.samples]
-        async with aclosing(merge(runs)) as merged:
-            async for items in merged:
-                for index, delta in items:
-                    generation.count(delta)
-                    deltas[index].append(delta)
+        with self._pipeline.open(generation.samples, generation.route) as runs:
+            async with aclosing(merge(runs)) as merged:
+                async for items in merged:
+                    for index, delta in items:
+                        generation.count(delta)
+                        deltas[index].append(delta)
         return router_pb2.GenerateResponse(
             generation_id=task.generation_id,
             choices=[
                 choice_of(index, generation.seed(index), deltas[index], task.text)
-                for index in range(task.samples)
+                for index in range(len(task.seeds))
             ],
             usage=generation.usage(),
             system_fingerprint=generation.fingerprint,
@@ -192,22 +192,22 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             seed=task.sampling.seed,
             prompt_token_count=len(task.prompt),
         )
-        running = task.samples
-        runs = [self._pipeline.run(sample, generation.route) for sample in generation.samples]
-        async with aclosing(merge(runs)) as merged:
-            async for items in merged:
-                message = router_pb2.StreamGenerateResponse(start=start)
-                start = None
-                for index, delta in items:
-                    generation.count(delta)
-                    running -= delta.finish is not None
-                    message.deltas.append(delta_to_pb(index, generation.seed(index), delta, task.text))
-                if not running:
-                    message.end.usage.CopyFrom(generation.usage())
-                    message.end.timings.CopyFrom(generation.timings())
-                    if (prompt := generation.prompt()) is not None:
-                        message.end.prompt.CopyFrom(prompt)
-                await context.write(message)
+        running = len(task.seeds)
+        with self._pipeline.open(generation.samples, generation.route) as runs:
+            async with aclosing(merge(runs)) as merged:
+                async for items in merged:
+                    message = router_pb2.StreamGenerateResponse(start=start)
+                    start = None
+                    for index, delta in items:
+                        generation.count(delta)
+                        running -= delta.finish is not None
+                        message.deltas.append(delta_to_pb(index, generation.seed(index), delta, task.text))
+                    if not running:
+                        message.end.usage.CopyFrom(generation.usage())
+                        message.end.timings.CopyFrom(generation.timings())
+                        if (prompt := generation.prompt()) is not None:
+                            message.end.prompt.CopyFrom(prompt)
+                    await context.write(message)
 
 
 class FleetService(router_pb2_grpc.FleetServiceServicer):

@@ -5,10 +5,10 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from corun_pd.core import SamplingParams
+from corun_pd.core import SEED_LIMIT, SamplingParams
 from corun_pd.errors import InvalidRequest, UnsupportedParameter
 from corun_pd.router.policy import Route
 from corun_pd.router.sampling import Limits, resolve_sampling
@@ -32,7 +32,7 @@ _ROUTES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A generation with everything decided. `sampling.seed` is that of sample 0.
+    """A generation with everything decided. Sample i draws with `seeds[i]`; `sampling.seed` is the first.
 
     `route` None leaves it to the fleet. `text` says whether the answer has text; stop strings are watched
     for all the same. `echo` is what the text of each sample begins with.
@@ -41,7 +41,7 @@ class Task:
     generation_id: str
     prompt: Sequence[int]
     sampling: SamplingParams
-    samples: int
+    seeds: Sequence[int]
     stops: tuple[str, ...]
     include_stop: bool
     route: Route | None
@@ -57,23 +57,37 @@ async def resolve(
         raise InvalidRequest("route", f"{message.route} is no route")
     if len(message.generation_id) > MAX_NAME_CHARACTERS:
         raise InvalidRequest("generation_id", f"longer than {MAX_NAME_CHARACTERS} characters")
-    samples = message.sample_count if message.HasField("sample_count") else 1
+    samples = message.sample_count if message.HasField("sample_count") else len(message.seeds) or 1
     if not 1 <= samples <= MAX_SAMPLES:
         raise InvalidRequest("sample_count", f"must be in [1, {MAX_SAMPLES}], got {samples}")
     prompt, field = await _prompt(message, text, limits)
     max_tokens = _max_tokens(message.sampling, field, len(prompt), limits, completion_tokens)
     sampling = resolve_sampling(message.sampling, max_tokens, samples, text, limits)
+    seeds: Sequence[int] = range(sampling.seed, sampling.seed + samples)
+    if message.seeds:
+        seeds = _seeds(message, samples)
+        sampling = replace(sampling, seed=seeds[0])
     return Task(
         generation_id=message.generation_id or f"gen-{secrets.token_hex(8)}",
         prompt=prompt,
         sampling=sampling,
-        samples=samples,
+        seeds=seeds,
         stops=_stops(message.sampling.stop_strings),
         include_stop=message.sampling.include_stop,
         route=_ROUTES[message.route],
         text=not message.tokens_only,
         echo=_echo(message, text, prompt) if message.echo else "",
     )
+
+
+def _seeds(message: router_pb2.Generation, samples: int) -> Sequence[int]:
+    if len(message.seeds) != samples:
+        raise InvalidRequest("seeds", f"{len(message.seeds)} seeds for {samples} samples")
+    if message.sampling.HasField("seed"):
+        raise InvalidRequest("seeds", "set beside sampling.seed; give one of them")
+    if max(message.seeds) >= SEED_LIMIT:
+        raise InvalidRequest("seeds", f"must be in [0, 2^63), got {max(message.seeds)}")
+    return tuple(message.seeds)
 
 
 def _echo(message: router_pb2.Generation, text: TextModel, prompt: Sequence[int]) -> str:

@@ -26,7 +26,7 @@ from corun_pd.v1 import kv_handoff_pb2 as corun__pd_dot_v1_dot_kv__handoff__pb2
 from corun_pd.v1 import sampling_pb2 as corun__pd_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63orun_pd/v1/legs.proto\x12\x0b\x63orun_pd.v1\x1a\x1c\x63orun_pd/v1/kv_handoff.proto\x1a\x1a\x63orun_pd/v1/sampling.proto\"\xa1\x01\n\x08LegError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x35\n\x08metadata\x18\x04 \x03(\x0b\x32#.corun_pd.v1.LegError.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x92\x01\n\x03Leg\x12\x0e\n\x06leg_id\x18\x01 \x01(\x04\x12\x15\n\rgeneration_id\x18\x02 \x01(\t\x12%\n\x06prompt\x18\x03 \x01(\x0b\x32\x15.corun_pd.v1.TokenIds\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.corun_pd.v1.SamplingParams\x12\x0e\n\x06stream\x18\x05 \x01(\x08\"\xba\x01\n\x12RunPrefillsRequest\x12\x35\n\x06starts\x18\x01 \x03(\x0b\x32%.corun_pd.v1.RunPrefillsRequest.Start\x12\x16\n\x0e\x63\x61ncel_leg_ids\x18\x02 \x03(\x04\x12\x1b\n\x13release_handoff_ids\x18\x03 \x03(\t\x1a\x38\n\x05Start\x12\x1d\n\x03leg\x18\x01 \x01(\x0b\x32\x10.corun_pd.v1.Leg\x12\x10\n\x08hand_off\x18\x02 \x01(\x08\"\xf8\x02\n\x13RunPrefillsResponse\x12\x39\n\x08\x66inishes\x18\x01 \x03(\x0b\x32\'.corun_pd.v1.RunPrefillsResponse.Finish\x1a\xa5\x02\n\x06\x46inish\x12\x0e\n\x06leg_id\x18\x01 \x01(\x04\x12,\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x17.corun_pd.v1.FirstToken\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\'\n\x07handoff\x18\x05 \x01(\x0b\x32\x16.corun_pd.v1.KvHandoff\x12$\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x15.corun_pd.v1.LegError\x12.\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsB\x10\n\x0e_stop_token_id\"\xe0\x01\n\x11RunDecodesRequest\x12\x34\n\x06starts\x18\x01 \x03(\x0b\x32$.corun_pd.v1.RunDecodesRequest.Start\x12\x16\n\x0e\x63\x61ncel_leg_ids\x18\x02 \x03(\x04\x1a}\n\x05Start\x12\x1d\n\x03leg\x18\x01 \x01(\x0b\x32\x10.corun_pd.v1.Leg\x12,\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x17.corun_pd.v1.FirstToken\x12\'\n\x07handoff\x18\x03 \x01(\x0b\x32\x16.corun_pd.v1.KvHandoff\"\xbc\x01\n\nStepTokens\x12\x0f\n\x07leg_ids\x18\x01 \x03(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\'\n\x08logprobs\x18\x03 \x03(\x0b\x32\x15.corun_pd.v1.Logprobs\x12\x14\n\x0clogprob_rows\x18\x04 \x03(\r\x12.\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x15.corun_pd.v1.Logprobs\x12\x1b\n\x13prompt_logprob_rows\x18\x06 \x03(\r\"\xbd\x02\n\tLegFinish\x12\x0e\n\x06leg_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsH\x00\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x14kv_pulled_byte_count\x18\x06 \x01(\x04\x12$\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x15.corun_pd.v1.LegError\x12.\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsB\x0b\n\t_logprobsB\x10\n\x0e_stop_token_id\"\x7f\n\x12RunDecodesResponse\x12\'\n\x06tokens\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.StepTokens\x12(\n\x08\x66inishes\x18\x02 \x03(\x0b\x32\x16.corun_pd.v1.LegFinish\x12\x16\n\x0epulled_leg_ids\x18\x03 \x03(\x04\"Q\n\x15RunGenerationsRequest\x12 \n\x06starts\x18\x01 \x03(\x0b\x32\x10.corun_pd.v1.Leg\x12\x16\n\x0e\x63\x61ncel_leg_ids\x18\x02 \x03(\x04\"k\n\x16RunGenerationsResponse\x12\'\n\x06tokens\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.StepTokens\x12(\n\x08\x66inishes\x18\x02 \x03(\x0b\x32\x16.corun_pd.v1.LegFinish2f\n\x0ePrefillService\x12T\n\x0bRunPrefills\x12\x1f.corun_pd.v1.RunPrefillsRequest\x1a .corun_pd.v1.RunPrefillsResponse(\x01\x30\x01\x32\x62\n\rDecodeService\x12Q\n\nRunDecodes\x12\x1e.corun_pd.v1.RunDecodesRequest\x1a\x1f.corun_pd.v1.RunDecodesResponse(\x01\x30\x01\x32q\n\x10\x43olocatedService\x12]\n\x0eRunGenerations\x12\".corun_pd.v1.RunGenerationsRequest\x1a#.corun_pd.v1.RunGenerationsResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63orun_pd/v1/legs.proto\x12\x0b\x63orun_pd.v1\x1a\x1c\x63orun_pd/v1/kv_handoff.proto\x1a\x1a\x63orun_pd/v1/sampling.proto\"\xa1\x01\n\x08LegError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x35\n\x08metadata\x18\x04 \x03(\x0b\x32#.corun_pd.v1.LegError.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x92\x01\n\x03Leg\x12\x0e\n\x06leg_id\x18\x01 \x01(\x04\x12\x15\n\rgeneration_id\x18\x02 \x01(\t\x12%\n\x06prompt\x18\x03 \x01(\x0b\x32\x15.corun_pd.v1.TokenIds\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.corun_pd.v1.SamplingParams\x12\x0e\n\x06stream\x18\x05 \x01(\x08\"\xd1\x01\n\x12RunPrefillsRequest\x12\x35\n\x06starts\x18\x01 \x03(\x0b\x32%.corun_pd.v1.RunPrefillsRequest.Start\x12\x16\n\x0e\x63\x61ncel_leg_ids\x18\x02 \x03(\x04\x12\x1b\n\x13release_handoff_ids\x18\x03 \x03(\t\x1aO\n\x05Start\x12\x1d\n\x03leg\x18\x01 \x01(\x0b\x32\x10.corun_pd.v1.Leg\x12\x10\n\x08hand_off\x18\x02 \x01(\x08\x12\x15\n\rsibling_seeds\x18\x03 \x03(\x04\"\x9d\x05\n\x13RunPrefillsResponse\x12\x39\n\x08\x66inishes\x18\x01 \x03(\x0b\x32\'.corun_pd.v1.RunPrefillsResponse.Finish\x1a\xe6\x01\n\x07Sibling\x12,\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.FirstToken\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\'\n\x07handoff\x18\x04 \x01(\x0b\x32\x16.corun_pd.v1.KvHandoff\x12$\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x15.corun_pd.v1.LegErrorB\x10\n\x0e_stop_token_id\x1a\xe1\x02\n\x06\x46inish\x12\x0e\n\x06leg_id\x18\x01 \x01(\x04\x12,\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x17.corun_pd.v1.FirstToken\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\'\n\x07handoff\x18\x05 \x01(\x0b\x32\x16.corun_pd.v1.KvHandoff\x12$\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x15.corun_pd.v1.LegError\x12.\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x15.corun_pd.v1.Logprobs\x12:\n\x08siblings\x18\x08 \x03(\x0b\x32(.corun_pd.v1.RunPrefillsResponse.SiblingB\x10\n\x0e_stop_token_id\"\xe0\x01\n\x11RunDecodesRequest\x12\x34\n\x06starts\x18\x01 \x03(\x0b\x32$.corun_pd.v1.RunDecodesRequest.Start\x12\x16\n\x0e\x63\x61ncel_leg_ids\x18\x02 \x03(\x04\x1a}\n\x05Start\x12\x1d\n\x03leg\x18\x01 \x01(\x0b\x32\x10.corun_pd.v1.Leg\x12,\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x17.corun_pd.v1.FirstToken\x12\'\n\x07handoff\x18\x03 \x01(\x0b\x32\x16.corun_pd.v1.KvHandoff\"\xbc\x01\n\nStepTokens\x12\x0f\n\x07leg_ids\x18\x01 \x03(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\'\n\x08logprobs\x18\x03 \x03(\x0b\x32\x15.corun_pd.v1.Logprobs\x12\x14\n\x0clogprob_rows\x18\x04 \x03(\r\x12.\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x15.corun_pd.v1.Logprobs\x12\x1b\n\x13prompt_logprob_rows\x18\x06 \x03(\r\"\xbd\x02\n\tLegFinish\x12\x0e\n\x06leg_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsH\x00\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x14kv_pulled_byte_count\x18\x06 \x01(\x04\x12$\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x15.corun_pd.v1.LegError\x12.\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsB\x0b\n\t_logprobsB\x10\n\x0e_stop_token_id\"\x7f\n\x12RunDecodesResponse\x12\'\n\x06tokens\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.StepTokens\x12(\n\x08\x66inishes\x18\x02 \x03(\x0b\x32\x16.corun_pd.v1.LegFinish\x12\x16\n\x0epulled_leg_ids\x18\x03 \x03(\x04\"Q\n\x15RunGenerationsRequest\x12 \n\x06starts\x18\x01 \x03(\x0b\x32\x10.corun_pd.v1.Leg\x12\x16\n\x0e\x63\x61ncel_leg_ids\x18\x02 \x03(\x04\"k\n\x16RunGenerationsResponse\x12\'\n\x06tokens\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.StepTokens\x12(\n\x08\x66inishes\x18\x02 \x03(\x0b\x32\x16.corun_pd.v1.LegFinish2f\n\x0ePrefillService\x12T\n\x0bRunPrefills\x12\x1f.corun_pd.v1.RunPrefillsRequest\x1a .corun_pd.v1.RunPrefillsResponse(\x01\x30\x01\x32\x62\n\rDecodeService\x12Q\n\nRunDecodes\x12\x1e.corun_pd.v1.RunDecodesRequest\x1a\x1f.corun_pd.v1.RunDecodesResponse(\x01\x30\x01\x32q\n\x10\x43olocatedService\x12]\n\x0eRunGenerations\x12\".corun_pd.v1.RunGenerationsRequest\x1a#.corun_pd.v1.RunGenerationsResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,31 +42,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEG']._serialized_start=262
   _globals['_LEG']._serialized_end=408
   _globals['_RUNPREFILLSREQUEST']._serialized_start=411
-  _globals['_RUNPREFILLSREQUEST']._serialized_end=597
+  _globals['_RUNPREFILLSREQUEST']._serialized_end=620
   _globals['_RUNPREFILLSREQUEST_START']._serialized_start=541
-  _globals['_RUNPREFILLSREQUEST_START']._serialized_end=597
-  _globals['_RUNPREFILLSRESPONSE']._serialized_start=600
-  _globals['_RUNPREFILLSRESPONSE']._serialized_end=976
-  _globals['_RUNPREFILLSRESPONSE_FINISH']._serialized_start=683
-  _globals['_RUNPREFILLSRESPONSE_FINISH']._serialized_end=976
-  _globals['_RUNDECODESREQUEST']._serialized_start=979
-  _globals['_RUNDECODESREQUEST']._serialized_end=1203
-  _globals['_RUNDECODESREQUEST_START']._serialized_start=1078
-  _globals['_RUNDECODESREQUEST_START']._serialized_end=1203
-  _globals['_STEPTOKENS']._serialized_start=1206
-  _globals['_STEPTOKENS']._serialized_end=1394
-  _globals['_LEGFINISH']._serialized_start=1397
-  _globals['_LEGFINISH']._serialized_end=1714
-  _globals['_RUNDECODESRESPONSE']._serialized_start=1716
-  _globals['_RUNDECODESRESPONSE']._serialized_end=1843
-  _globals['_RUNGENERATIONSREQUEST']._serialized_start=1845
-  _globals['_RUNGENERATIONSREQUEST']._serialized_end=1926
-  _globals['_RUNGENERATIONSRESPONSE']._serialized_start=1928
-  _globals['_RUNGENERATIONSRESPONSE']._serialized_end=2035
-  _globals['_PREFILLSERVICE']._serialized_start=2037
-  _globals['_PREFILLSERVICE']._serialized_end=2139
-  _globals['_DECODESERVICE']._serialized_start=2141
-  _globals['_DECODESERVICE']._serialized_end=2239
-  _globals['_COLOCATEDSERVICE']._serialized_start=2241
-  _globals['_COLOCATEDSERVICE']._serialized_end=2354
+  _globals['_RUNPREFILLSREQUEST_START']._serialized_end=620
+  _globals['_RUNPREFILLSRESPONSE']._serialized_start=623
+  _globals['_RUNPREFILLSRESPONSE']._serialized_end=1292
+  _globals['_RUNPREFILLSRESPONSE_SIBLING']._serialized_start=706
+  _globals['_RUNPREFILLSRESPONSE_SIBLING']._serialized_end=936
+  _globals['_RUNPREFILLSRESPONSE_FINISH']._serialized_start=939
+  _globals['_RUNPREFILLSRESPONSE_FINISH']._serialized_end=1292
+  _globals['_RUNDECODESREQUEST']._serialized_start=1295
+  _globals['_RUNDECODESREQUEST']._serialized_end=1519
+  _globals['_RUNDECODESREQUEST_START']._serialized_start=1394
+  _globals['_RUNDECODESREQUEST_START']._serialized_end=1519
+  _globals['_STEPTOKENS']._serialized_start=1522
+  _globals['_STEPTOKENS']._serialized_end=1710
+  _globals['_LEGFINISH']._serialized_start=1713
+  _globals['_LEGFINISH']._serialized_end=2030
+  _globals['_RUNDECODESRESPONSE']._serialized_start=2032
+  _globals['_RUNDECODESRESPONSE']._serialized_end=2159
+  _globals['_RUNGENERATIONSREQUEST']._serialized_start=2161
+  _globals['_RUNGENERATIONSREQUEST']._serialized_end=2242
+  _globals['_RUNGENERATIONSRESPONSE']._serialized_start=2244
+  _globals['_RUNGENERATIONSRESPONSE']._serialized_end=2351
+  _globals['_PREFILLSERVICE']._serialized_start=2353
+  _globals['_PREFILLSERVICE']._serialized_end=2455
+  _globals['_DECODESERVICE']._serialized_start=2457
+  _globals['_DECODESERVICE']._serialized_end=2555
+  _globals['_COLOCATEDSERVICE']._serialized_start=2557
+  _globals['_COLOCATEDSERVICE']._serialized_end=2670
 # @@protoc_insertion_point(module_scope)

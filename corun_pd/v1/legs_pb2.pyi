@@ -43,12 +43,14 @@ class Leg(_message.Message):
 class RunPrefillsRequest(_message.Message):
     __slots__ = ("starts", "cancel_leg_ids", "release_handoff_ids")
     class Start(_message.Message):
-        __slots__ = ("leg", "hand_off")
+        __slots__ = ("leg", "hand_off", "sibling_seeds")
         LEG_FIELD_NUMBER: _ClassVar[int]
         HAND_OFF_FIELD_NUMBER: _ClassVar[int]
+        SIBLING_SEEDS_FIELD_NUMBER: _ClassVar[int]
         leg: Leg
         hand_off: bool
-        def __init__(self, leg: _Optional[_Union[Leg, _Mapping]] = ..., hand_off: bool = ...) -> None: ...
+        sibling_seeds: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, leg: _Optional[_Union[Leg, _Mapping]] = ..., hand_off: bool = ..., sibling_seeds: _Optional[_Iterable[int]] = ...) -> None: ...
     STARTS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_LEG_IDS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_HANDOFF_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -59,8 +61,21 @@ class RunPrefillsRequest(_message.Message):
 
 class RunPrefillsResponse(_message.Message):
     __slots__ = ("finishes",)
+    class Sibling(_message.Message):
+        __slots__ = ("first_token", "finish_reason", "stop_token_id", "handoff", "error")
+        FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+        FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+        STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+        HANDOFF_FIELD_NUMBER: _ClassVar[int]
+        ERROR_FIELD_NUMBER: _ClassVar[int]
+        first_token: _kv_handoff_pb2.FirstToken
+        finish_reason: _sampling_pb2.FinishReason
+        stop_token_id: int
+        handoff: _kv_handoff_pb2.KvHandoff
+        error: LegError
+        def __init__(self, first_token: _Optional[_Union[_kv_handoff_pb2.FirstToken, _Mapping]] = ..., finish_reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., handoff: _Optional[_Union[_kv_handoff_pb2.KvHandoff, _Mapping]] = ..., error: _Optional[_Union[LegError, _Mapping]] = ...) -> None: ...
     class Finish(_message.Message):
-        __slots__ = ("leg_id", "first_token", "finish_reason", "stop_token_id", "handoff", "error", "prompt_logprobs")
+        __slots__ = ("leg_id", "first_token", "finish_reason", "stop_token_id", "handoff", "error", "prompt_logprobs", "siblings")
         LEG_ID_FIELD_NUMBER: _ClassVar[int]
         FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
         FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +83,7 @@ class RunPrefillsResponse(_message.Message):
         HANDOFF_FIELD_NUMBER: _ClassVar[int]
         ERROR_FIELD_NUMBER: _ClassVar[int]
         PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+        SIBLINGS_FIELD_NUMBER: _ClassVar[int]
         leg_id: int
         first_token: _kv_handoff_pb2.FirstToken
         finish_reason: _sampling_pb2.FinishReason
@@ -75,7 +91,8 @@ class RunPrefillsResponse(_message.Message):
         handoff: _kv_handoff_pb2.KvHandoff
         error: LegError
         prompt_logprobs: _sampling_pb2.Logprobs
-        def __init__(self, leg_id: _Optional[int] = ..., first_token: _Optional[_Union[_kv_handoff_pb2.FirstToken, _Mapping]] = ..., finish_reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., handoff: _Optional[_Union[_kv_handoff_pb2.KvHandoff, _Mapping]] = ..., error: _Optional[_Union[LegError, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+        siblings: _containers.RepeatedCompositeFieldContainer[RunPrefillsResponse.Sibling]
+        def __init__(self, leg_id: _Optional[int] = ..., first_token: _Optional[_Union[_kv_handoff_pb2.FirstToken, _Mapping]] = ..., finish_reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., handoff: _Optional[_Union[_kv_handoff_pb2.KvHandoff, _Mapping]] = ..., error: _Optional[_Union[LegError, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.Logprobs, _Mapping]] = ..., siblings: _Optional[_Iterable[_Union[RunPrefillsResponse.Sibling, _Mapping]]] = ...) -> None: ...
     FINISHES_FIELD_NUMBER: _ClassVar[int]
     finishes: _containers.RepeatedCompositeFieldContainer[RunPrefillsResponse.Finish]
     def __init__(self, finishes: _Optional[_Iterable[_Union[RunPrefillsResponse.Finish, _Mapping]]] = ...) -> None: ...

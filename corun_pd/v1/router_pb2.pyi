@@ -33,7 +33,7 @@ class ChatPrompt(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("generation_id", "text", "token_ids", "chat", "sampling", "sample_count", "route", "tokens_only", "echo")
+    __slots__ = ("generation_id", "text", "token_ids", "chat", "sampling", "sample_count", "route", "tokens_only", "echo", "seeds")
     GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class Generation(_message.Message):
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_ONLY_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
+    SEEDS_FIELD_NUMBER: _ClassVar[int]
     generation_id: str
     text: str
     token_ids: _sampling_pb2.TokenIds
@@ -52,7 +53,8 @@ class Generation(_message.Message):
     route: Route
     tokens_only: bool
     echo: bool
-    def __init__(self, generation_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_sampling_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., sample_count: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., tokens_only: bool = ..., echo: bool = ...) -> None: ...
+    seeds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, generation_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_sampling_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., sample_count: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., tokens_only: bool = ..., echo: bool = ..., seeds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("prefill_instance_id", "decode_instance_id", "kv_moved_byte_count")

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from corun_pd.config import EngineConfig
@@ -182,6 +182,8 @@ class FakeEngine:
             )
         if work.hand_off and self._role is not Role.PREFILL:
             raise InvalidRequest("hand_off", f"a {self._role} engine hands nothing off")
+        if work.sibling_seeds and self._role is not Role.PREFILL:
+            raise InvalidRequest("sibling_seeds", f"a {self._role} engine takes one sample a leg")
         if (work.resume is not None) != (self._role is Role.DECODE):
             raise HandoffRejected("a decode engine needs a handoff, and no other engine takes one")
 
@@ -230,13 +232,14 @@ class FakeEngine:
             self._outputs.append(outputs)
             self._has_outputs.set()
 
-    def _source(self, leg: _Leg, digest: bytes) -> TokenSource:
-        """Raises EngineFailed for a leg that a test wants to fail."""
+    def _source(self, leg: _Leg, digest: bytes, seed: int | None = None) -> TokenSource:
+        """The leg's, or a sibling's. Raises EngineFailed for a leg that a test wants to fail."""
         if self.faults.fail_leg is not None and self.faults.fail_leg(leg.work):
             raise EngineFailed(f"leg {leg.work.leg} was told to fail")
         depends_on_corunners = self._role is Role.STANDARD or self._config.ablate
         crowd = len(self._legs) if depends_on_corunners else 0
-        return TokenSource(self._model, digest, leg.work.sampling, self.faults.salt + crowd)
+        sampling = leg.work.sampling if seed is None else replace(leg.work.sampling, seed=seed)
+        return TokenSource(self._model, digest, sampling, self.faults.salt + crowd)
 
     async def _pull(self, leg: _Leg, first: FirstToken, handoff: KvHandoff) -> None:
         """Pulls a leg's KV cache; what it draws from then on depends on what was pulled."""
@@ -284,43 +287,54 @@ class FakeEngine:
         self._steps += 1
         self._rows += len(leg.work.prompt)
         self._prefilled_tokens += len(leg.work.prompt)
-        self._sampled_tokens += 1
+        self._sampled_tokens += 1 + len(leg.work.sibling_seeds)
         if leg.work.leg not in self._legs:
             return
+        limit = 1 if leg.work.hand_off else None
+        digest = prompt_digest(leg.work.prompt)
         try:
-            source = self._source(leg, prompt_digest(leg.work.prompt))
+            leg.completion = self._source(leg, digest).complete(limit)
+            siblings = [self._source(leg, digest, seed).complete(limit) for seed in leg.work.sibling_seeds]
         except EngineFailed as error:
             self._fail(leg, error)
             return
-        leg.completion = source.complete(limit=1 if leg.work.hand_off else None)
-        if leg.completion.finish_reason is None:
-            self._hand_off(leg, leg.completion)
-        elif len(leg.completion.tokens) == 1:
-            self._end(leg)
-            self._emit([_whole(leg, leg.completion)])
+        if len(leg.completion.tokens) == 1:
+            self._end_with_first_tokens(leg, [leg.completion, *siblings])
         else:
             self._take_row(leg, self._decode_steps)
             if leg.work.stream:
                 self._emit([_row(leg, leg.completion, 0)])
 
-    def _hand_off(self, leg: _Leg, completion: Completion) -> None:
-        """The leg is over, and its blocks become the handoff's."""
+    def _end_with_first_tokens(self, leg: _Leg, completions: Sequence[Completion]) -> None:
+        """The leg is over. Its blocks become those of all handoffs that go on from the prompt, if any do."""
         blocks, leg.blocks = leg.blocks, ()
         self._end(leg)
-        handoff = self._handoffs.issue(
-            leg.work.leg, leg.work.prompt, blocks, self._info.contract.fingerprint, self._host, self._port
-        )
-        self._emit(
-            [
+        holders = sum(completion.finish_reason is None for completion in completions)
+        if holders:
+            self._pool.share(blocks, holders - 1)
+        else:
+            self._free(blocks)
+        work = leg.work
+        outputs = []
+        for number, completion in enumerate(completions):
+            handoff = None
+            if completion.finish_reason is None:
+                name = f"{work.leg}.{number}" if number else work.leg
+                handoff = self._handoffs.issue(
+                    name, work.prompt, blocks, self._info.contract.fingerprint, self._host, self._port
+                )
+            outputs.append(
                 LegOutput(
-                    leg.work.leg,
+                    work.leg,
                     completion.tokens,
                     completion.logprobs,
-                    handoff=handoff,
-                    prompt_logprobs=_prompt_logprobs(leg),
+                    completion.finish_reason,
+                    completion.stop_token_id,
+                    handoff,
                 )
-            ]
-        )
+            )
+        first, *siblings = outputs
+        self._emit([replace(first, prompt_logprobs=_prompt_logprobs(leg), siblings=tuple(siblings))])
 
     def _take_row(self, leg: _Leg, base: int) -> None:
         if leg.work.leg not in self._legs:

@@ -5,6 +5,7 @@ What is overridden, each with its place in vLLM 0.32.0: the padding decision
 batch row of a request that arrives with its first token (`InputBatch.add_request`).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from vllm.v1.outputs import SamplerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from corun_pd.config import Ablation
-from corun_pd.engine.vllm.request import first_tokens_of, seed_of
+from corun_pd.engine.vllm.request import first_tokens_of, seed_of, sibling_seeds_of
 from corun_pd.engine.vllm.sampler import ShapeAlignedSampler
 from corun_pd.engine.vllm.settings import Settings
+from corun_pd.engine.vllm.siblings import Drawn, attach
 from corun_pd.engine.vllm.variates import mix
 
 __all__ = ["CoRunCPUModelRunner"]
@@ -111,11 +113,40 @@ class CoRunCPUModelRunner(CPUModelRunner):  # type: ignore[misc]
         batch = self.input_batch
         self.sampling_step += 1
         seeds = []
+        siblings: dict[int, Sequence[int]] = {}
         for row, request_id in enumerate(batch.req_ids):
-            seed = seed_of(self.requests[request_id].sampling_params)
+            params = self.requests[request_id].sampling_params
+            seed = seed_of(params)
             step = int(self.optimistic_seq_lens_cpu[row]) - int(batch.num_prompt_tokens[row])
             if not self.settings.has(Ablation.REQUEST_RNG) and self.settings.ablate:
                 seed, step = row, self.sampling_step  # The control: variates belong to the slot.
+            elif step == 0 and (others := sibling_seeds_of(params)):
+                siblings[row] = others
             seeds.append(mix(seed, step))
         self.sampler.seeds = seeds
-        return super()._sample(logits, spec_decode_metadata)
+        if not siblings or logits is None:
+            return super()._sample(logits, spec_decode_metadata)
+        kept = logits.clone()  # A draw may change them in place.
+        output = super()._sample(logits, spec_decode_metadata)
+        self._draw_siblings(kept, seeds, siblings)
+        return output
+
+    def _draw_siblings(
+        self, logits: torch.Tensor, seeds: Sequence[int], siblings: dict[int, Sequence[int]]
+    ) -> None:
+        """Draws every row again with siblings' seeds in their rows, as often as one row has siblings."""
+        for turn in range(max(map(len, siblings.values()))):
+            now = {row: others[turn] for row, others in siblings.items() if turn < len(others)}
+            self.sampler.seeds = [mix(now[row], 0) if row in now else seed for row, seed in enumerate(seeds)]
+            drawn = super()._sample(logits.clone(), None)
+            columns = drawn.logprobs_tensors and drawn.logprobs_tensors.tolists()
+            for row in now:
+                draw = Drawn(int(drawn.sampled_token_ids[row, 0]), columns and columns.slice_request(row, 1))
+                self.drawn.setdefault(self.input_batch.req_ids[row], []).append(draw)
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """The step's tokens, and those of siblings."""
+        self.drawn: dict[str, list[Drawn]] = {}
+        output = super().sample_tokens(*args, **kwargs)
+        attach(output, self.drawn)
+        return output

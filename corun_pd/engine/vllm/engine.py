@@ -213,16 +213,31 @@ class VllmEngine:
 
     def _output(self, row: "EngineCoreOutput") -> LegOutput:
         work = self._legs[row.request_id]
+        if row.finish_reason is not None:
+            del self._legs[work.leg]
+        output = self._output_of(work, row)
+        rows = self._scheduler.siblings.pop(work.leg, ())
+        siblings = tuple(
+            self._output_of(replace(work, sampling=work.sampling.for_sibling(seed)), sibling)
+            for seed, sibling in zip(work.sibling_seeds, rows, strict=bool(rows))
+        )
+        if output.error is None:
+            return replace(output, siblings=siblings) if siblings else output
+        for handoff in LegOutput(work.leg, siblings=siblings).handoffs:
+            self._scheduler.release_handoff(handoff.handoff_id)
+        return output
+
+    def _output_of(self, work: LegWork, row: "EngineCoreOutput") -> LegOutput:
+        """A leg's output, or that of one of its siblings."""
         tokens = tuple(row.new_token_ids)
         self._sampled += len(tokens)
         reason = None if row.finish_reason is None else str(row.finish_reason)
         prompt_logprobs = _prompt_logprobs(row, work)
         if reason is None:
             return LegOutput(work.leg, tokens, _logprobs(row, work), prompt_logprobs=prompt_logprobs)
-        del self._legs[work.leg]
         if reason not in ("stop", "length"):
             unknown = EngineFailed(f"the engine ended the request with {reason!r}")
-            return LegOutput(work.leg, error=self._scheduler.refusals.pop(work.leg, unknown))
+            return LegOutput(work.leg, error=self._scheduler.refusals.pop(row.request_id, unknown))
         pulled = 0
         if work.resume is not None:
             groups = zip(work.resume[1].block_groups, self._group_bytes, strict=True)

@@ -6,6 +6,7 @@ and a one-token prompt as prefill, and falls back to eager without a word when n
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from corun_pd.config import Ablation
 from corun_pd.engine.vllm import gpu_prompt_logprobs
+from corun_pd.engine.vllm.gpu_siblings import OutputWithSiblings, Turn, draw_turns, ending_prompts
+from corun_pd.engine.vllm.request import sibling_seeds_of
 from corun_pd.engine.vllm.settings import Settings
 
 __all__ = ["CoRunGPUModelRunner"]
@@ -43,6 +46,15 @@ class CoRunGPUModelRunner(GPUModelRunner):  # type: ignore[misc]
             self._forbid_prefill_split_kv()
             self._dispatch_prefill_at_width()
 
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """The step's tokens, and those of siblings."""
+        output = super().sample_tokens(*args, **kwargs)
+        turns = getattr(self.sampler, "sibling_turns", ())
+        if not turns:
+            return output
+        self.sampler.sibling_turns = []
+        return OutputWithSiblings(output, turns)
+
     def _pad_sampling(self) -> None:
         """Gives the LM head and the sampler N rows."""
         original, slots = self.model.compute_logits, self.settings.slots
@@ -55,6 +67,8 @@ class CoRunGPUModelRunner(GPUModelRunner):  # type: ignore[misc]
         self.model.compute_logits = compute_logits
         self.sampler.__class__ = ShapeAlignedSampler
         self.sampler.width = self.settings.max_logprobs
+        self.sampler.sibling_seeds = {}
+        self.sampler.sibling_turns = []
         gpu_prompt_logprobs.install(slots, self.settings.max_logprobs)
 
     def _dispatch_prefill_at_width(self) -> None:
@@ -120,14 +134,33 @@ class ShapeAlignedSampler(Sampler):  # type: ignore[misc]
     """
 
     width: int
+    sibling_seeds: dict[int, Sequence[int]]
+    sibling_turns: list[Turn]
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> None:
         """Has every row take the float32 copy of its logits, as the first that needs one makes all do."""
         super().add_request(req_idx, sampling_params)
         self.needs_logits_processing[req_idx] = True
+        self.sibling_seeds.pop(req_idx, None)
+        if seeds := sibling_seeds_of(sampling_params):
+            self.sibling_seeds[req_idx] = seeds
 
     def __call__(self, logits: torch.Tensor, input_batch: InputBatch) -> SamplerOutput:
-        """Samples a token a row. logits: [N, vocabulary]."""
+        """Samples a token a row, and those of siblings. logits: [N, vocabulary]."""
+        siblings: dict[int, Sequence[int]] = {}
+        if self.sibling_seeds:
+            lengths = self.req_states.prefill_len.np
+            siblings = ending_prompts(input_batch, lengths, self.sibling_seeds)
+        if not siblings:
+            return self._draw(logits, input_batch)
+        kept = logits.clone()  # A draw may change them in place.
+        output = self._draw(logits, input_batch)
+        self.sibling_turns = draw_turns(
+            self.sampling_states, input_batch, siblings, lambda: self._draw(kept.clone(), input_batch)
+        )
+        return output
+
+    def _draw(self, logits: torch.Tensor, input_batch: InputBatch) -> SamplerOutput:
         used, rows = input_batch.num_reqs, logits.shape[0]
         output = super().__call__(logits, _pad_batch(input_batch, rows))
         output.sampled_token_ids = output.sampled_token_ids[:used]

@@ -16,10 +16,11 @@ from corun_pd.engine.base import LegWork
 from corun_pd.engine.vllm.structured import structured_outputs
 from corun_pd.kv_transfer.nixl import decode_params, prefill_params
 
-__all__ = ["first_tokens_of", "make_request", "seed_of"]
+__all__ = ["first_tokens_of", "make_request", "seed_of", "sibling_of", "sibling_seeds_of"]
 
 SEED = "corun_pd_seed"
 FIRST_TOKENS = "corun_pd_first_tokens"
+SIBLING_SEEDS = "corun_pd_sibling_seeds"
 
 
 def make_request(work: LegWork, eos_token_ids: Sequence[int], engine_seeds: bool) -> Request:
@@ -32,6 +33,8 @@ def make_request(work: LegWork, eos_token_ids: Sequence[int], engine_seeds: bool
         extra["kv_transfer_params"] = decode_params(handoff)
     elif work.hand_off:
         extra["kv_transfer_params"] = prefill_params()
+    if work.sibling_seeds:
+        extra[SIBLING_SEEDS] = list(work.sibling_seeds)
     params = _vllm_params(sampling, only_first=work.hand_off, extra=extra)
     if work.resume is not None:
         params.prompt_logprobs = None  # Prefill gave them; here they would make vLLM compute the prompt.
@@ -50,6 +53,23 @@ def make_request(work: LegWork, eos_token_ids: Sequence[int], engine_seeds: bool
         # An output token to penalties, min_tokens, stop conditions and lengths; never a prompt token.
         request.append_output_token_ids(work.resume[0].token_id)
     return request
+
+
+def sibling_of(request: Request, number: int) -> Request:
+    """The request of sibling `number`, from 1, of a request whose prompt has been computed."""
+    params = request.sampling_params.clone()
+    extra = dict(params.extra_args)
+    extra[SEED] = extra.pop(SIBLING_SEEDS)[number - 1]
+    params.extra_args = extra
+    sibling = Request(
+        request_id=f"{request.request_id}.{number}",
+        prompt_token_ids=request.prompt_token_ids,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=request.arrival_time,
+    )
+    sibling.num_computed_tokens = request.num_prompt_tokens
+    return sibling
 
 
 def _vllm_params(sampling: SamplingParams, only_first: bool, extra: dict[str, Any]) -> VllmSamplingParams:
@@ -80,6 +100,11 @@ def _vllm_params(sampling: SamplingParams, only_first: bool, extra: dict[str, An
 def seed_of(params: VllmSamplingParams) -> int:
     """The seed of a request; 0 for vLLM's own warm-up requests, which have none."""
     return int((params.extra_args or {}).get(SEED, 0))
+
+
+def sibling_seeds_of(params: VllmSamplingParams | None) -> Sequence[int]:
+    """The seeds of further samples whose first tokens are drawn where the request's is."""
+    return (params.extra_args or {}).get(SIBLING_SEEDS, ()) if params is not None else ()
 
 
 def first_tokens_of(params: VllmSamplingParams | None) -> Sequence[int]:

@@ -13,12 +13,14 @@ from vllm.utils.math_utils import cdiv
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue, create_request_queue
+from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.request import Request, RequestStatus
 
 from corun_pd.config import Ablation
 from corun_pd.engine.policy import PATIENCE, Candidate, admit_in_order
 from corun_pd.engine.vllm.settings import Settings
+from corun_pd.engine.vllm.siblings import drawn_of, finish
 from corun_pd.engine.vllm.structured import reason_of
 from corun_pd.errors import CorunError, EngineFailed, InvalidRequest, SetupError
 
@@ -42,6 +44,7 @@ class CountingScheduler(AsyncScheduler):  # type: ignore[misc]
         self.prefilled_tokens = 0
         self.kv_moved_bytes = 0
         self.refusals: dict[str, CorunError] = {}  # why a request ended with an error, where that is known
+        self.siblings: dict[str, list[EngineCoreOutput]] = {}  # what those of a request gave, to be fetched
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """One step, as the original schedules it."""
@@ -60,6 +63,14 @@ class CountingScheduler(AsyncScheduler):  # type: ignore[misc]
             self.rows += rows
             self.padding_rows += rows - tokens
             self.prefilled_tokens += prefilled
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        """Takes a step's outputs in, those of siblings first: they share blocks that requests still hold."""
+        for key, drawn in drawn_of(model_runner_output).items():
+            request = self.requests.get(key)
+            if request is not None and not request.is_finished():
+                self.siblings[key] = finish(self, request, drawn)
+        return super().update_from_output(scheduler_output, model_runner_output)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         """Adds up what the KV connector moved; called once a step with what the workers report."""

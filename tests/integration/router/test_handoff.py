@@ -47,11 +47,11 @@ def tamper(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
     real = PrefillSession.prefill
 
     async def prefill(self: PrefillSession, *args: Any, **kwargs: Any) -> Any:
-        first = await real(self, *args, **kwargs)
+        (first,) = await real(self, *args, **kwargs)
         if "handoff" in fields:
             self.release(first.handoff.handoff_id)
-            return replace(first, handoff=None)
-        return replace(first, handoff=replace(first.handoff, **fields))
+            return [replace(first, handoff=None)]
+        return [replace(first, handoff=replace(first.handoff, **fields))]
 
     monkeypatch.setattr(PrefillSession, "prefill", prefill)
 

@@ -205,6 +205,85 @@ async def test_unpulled_handoffs_hold_prompts_back() -> None:
     assert held(ledgers) == [(0, 0, 0), (0, 0, 0)]
 
 
+async def test_siblings_share_the_room_of_their_prompt() -> None:
+    """It is counted once, and free with the last that has pulled it; each has its own at decode."""
+    admission, ledgers = pair(slots=4)
+    rooms = await admission.admit_siblings(APART, Demand(17, 16), 3)
+    assert held(ledgers) == [(1, 2, 17), (3, 9, 0)]
+    rooms[0].prompt_computed()
+    assert held(ledgers)[0] == (0, 2, 0)
+    for room in rooms[:2]:
+        room.prompt_pulled()
+        room.prompt_pulled()
+    assert held(ledgers)[0] == (0, 2, 0)
+    for room in rooms:
+        room.close()
+    assert held(ledgers) == [(0, 0, 0), (0, 0, 0)]
+
+
+async def test_siblings_stand_in_line_behind_one_that_finds_a_slot() -> None:
+    """So that no row is padding because a whole group of free slots is waited for."""
+    admission, ledgers = pair(slots=4)
+    first = await admission.admit_siblings(APART, SMALL, 3)
+    second = await admission.admit_siblings(APART, SMALL, 3)
+    assert ledgers[1].legs == 6
+    third = asyncio.create_task(admission.admit_siblings(APART, SMALL, 3))
+    await settle()
+    assert not third.done()
+    assert admission.waiting == 3
+    for room in first:
+        room.close()
+    rooms = [*second, *await third]
+    assert admission.waiting == 0
+    for room in rooms:
+        room.close()
+    assert held(ledgers) == [(0, 0, 0), (0, 0, 0)]
+
+
+async def test_siblings_wait_for_the_kv_of_all() -> None:
+    """KV never waits for room at decode: six blocks do not hold three samples of three."""
+    admission, ledgers = make(Role.PREFILL, Role.DECODE, slots=4, blocks=9)
+    first = await admission.admit(APART, Demand(17, 16))
+    waiter = asyncio.create_task(admission.admit_siblings(APART, Demand(17, 16), 3))
+    await settle()
+    assert not waiter.done()
+    first.close()
+    rooms = await waiter
+    assert ledgers[1].free_blocks == 0
+    for room in rooms:
+        room.close()
+
+
+@pytest.mark.parametrize(("slots", "blocks", "most"), [(2, 100, 2), (8, 9, 3)])
+async def test_siblings_come_in_parts_where_the_fleet_holds_no_more(
+    slots: int, blocks: int, most: int
+) -> None:
+    """As many as slots and KV of an idle fleet allow."""
+    admission, _ = pair(slots=slots, blocks=blocks)
+    rooms = await admission.admit_siblings(APART, Demand(17, 16), 20)
+    assert len(rooms) == most
+    for room in rooms:
+        room.close()
+
+
+async def test_cancelled_siblings_leave_nothing_behind() -> None:
+    """In the queue, and in the moment of their turn."""
+    admission, ledgers = pair(slots=2)
+    for turns in (False, True):
+        first = await admission.admit_siblings(APART, SMALL, 2)
+        waiter = asyncio.create_task(admission.admit_siblings(APART, SMALL, 2))
+        await settle()
+        if turns:
+            for room in first:
+                room.close()
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)
+        for room in first:
+            room.close()
+        assert held(ledgers) == [(0, 0, 0), (0, 0, 0)]
+        assert admission.waiting == 0
+
+
 async def test_routes_do_not_hold_each_other_up() -> None:
     """They wait for different instances."""
     admission, _ = make(Role.PREFILL, Role.DECODE, Role.COLOCATED, slots=1)

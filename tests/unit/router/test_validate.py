@@ -179,7 +179,7 @@ async def test_greedy_samples_would_all_be_equal() -> None:
 async def test_last_sample_needs_a_seed_too() -> None:
     """Sample i draws with seed + i, below the limit."""
     top = sampling_pb2.SamplingParams(seed=SEED_LIMIT - 3)
-    assert (await task_of(sample_count=3, sampling=top)).sampling.for_sample(2).seed == SEED_LIMIT - 1
+    assert (await task_of(sample_count=3, sampling=top)).seeds[2] == SEED_LIMIT - 1
     with pytest.raises(InvalidRequest, match=r"sampling\.seed"):
         await task_of(sample_count=4, sampling=top)
 
@@ -230,8 +230,32 @@ async def test_echo_is_the_text_as_it_came_or_that_of_the_tokens() -> None:
     assert (await task_of(token_ids=ids(spelled[0], spelled[-1]), echo=True)).echo == "h\ufffd"
 
 
+async def test_seeds_may_be_given_one_by_one() -> None:
+    """They stand for sampling.seed and sample_count."""
+    task = await task_of(seeds=[5, 3, 5])
+    assert list(task.seeds) == [5, 3, 5]
+    assert task.sampling.seed == 5
+    assert list((await task_of(seeds=[5, 3], sample_count=2)).seeds) == [5, 3]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sample_count": 3},
+        {"sampling": sampling_pb2.SamplingParams(seed=0)},
+        {"seeds": [SEED_LIMIT, 1]},
+    ],
+)
+async def test_seeds_that_do_not_fit_are_named(fields: dict[str, Any]) -> None:
+    """Another number of samples, a seed beside them, one that engines cannot store."""
+    with pytest.raises(InvalidRequest) as error:
+        await task_of(**{"seeds": [1, 2], **fields})
+    assert error.value.field == "seeds"
+
+
 async def test_only_the_first_sample_asks_for_prompt_logprobs() -> None:
     """They are the same for all; and decode never does."""
     sampling = await sampling_of(prompt_logprob_count=3)
-    assert [sampling.for_sample(at).prompt_logprobs for at in range(3)] == [3, None, None]
+    assert sampling.prompt_logprobs == 3
+    assert sampling.for_sibling(1).prompt_logprobs is None
     assert sampling.for_decode() == (await sampling_of(seed=sampling.seed))

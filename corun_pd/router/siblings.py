@@ -1,0 +1,146 @@
+"""Samples of one prompt: admitted together, their prompt computed once, each decoded on its own.
+
+    sample 0 ─► admission ─► prefill ─┬► start 0
+                                      ├► start 1
+                                      └► ...
+
+The first of them asks for room for all and has the prompt computed. Where the fleet cannot hold so many, the
+first of those that are left over does the same for these.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from corun_pd.core import Edge, SamplingParams
+from corun_pd.router.admission import Admission, Reservation
+from corun_pd.router.fleet import Member
+from corun_pd.router.legs import Prefilled
+from corun_pd.router.policy import Demand, Route
+from corun_pd.router.ticket import Ticket
+
+__all__ = ["Siblings", "Start"]
+
+
+class Sample(Protocol):
+    """A sample as it is seen here. Siblings have one prompt, and differ in their seeds alone."""
+
+    generation_id: str
+    prompt: Sequence[int]
+    sampling: SamplingParams
+    admitted_at: float
+
+
+S = TypeVar("S", bound=Sample)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A sample's first token, its room and its ticket. A context manager; both end with it."""
+
+    first: Prefilled
+    room: Reservation[Member]
+    ticket: Ticket
+    prefill: Member
+
+    @property
+    def decode(self) -> Member | None:
+        """Where it goes on; None when the first token was known to be the last."""
+        return self.room.decode
+
+    def close(self) -> None:
+        """Releases a ticket that was not pulled and gives the room back."""
+        self.ticket.close()
+        self.room.close()
+
+    def __enter__(self) -> "Start":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Siblings(Generic[S]):
+    """Call `start` once for each sample, `close` when all that took one are done.
+
+    When a `start` raises or is cancelled, the next sample asks for the rest.
+    """
+
+    def __init__(self, admission: Admission[Member], samples: Sequence[S], edge: Callable[..., None]) -> None:
+        """`edge` is told of the edges of samples' lives, as `edge(Edge.PREFILL, sample, ...)`."""
+        self._admission = admission
+        self._samples = samples
+        self._edge = edge
+        loop = asyncio.get_running_loop()
+        # What a sample waits for: its start, or its turn to ask for itself and those up to a number.
+        self._turns: list[asyncio.Future[Start | int]] = [loop.create_future() for _ in samples[1:]]
+
+    async def start(self, at: int) -> Start:
+        """The start of sample `at`; close it. Raises what its admission or the prefill leg raises."""
+        if not at:
+            return await self._prefill(0, len(self._samples))
+        turn = await self._turns[at - 1]
+        self._turns[at - 1] = asyncio.get_running_loop().create_future()
+        return turn if isinstance(turn, Start) else await self._prefill(at, turn)
+
+    def close(self) -> None:
+        """Closes the starts that nobody has taken."""
+        for turn in self._turns:
+            if turn.done() and not turn.cancelled() and isinstance(start := turn.result(), Start):
+                start.close()
+
+    async def _prefill(self, at: int, end: int) -> Start:
+        """Has the prompt computed for as many samples in [at, end) as there is room for."""
+        sample = self._samples[at]
+        demand = Demand(len(sample.prompt), sample.sampling.max_tokens)
+        rooms: Sequence[Reservation[Member]] = ()
+        try:
+            rooms = await self._admission.admit_siblings(Route.DISAGGREGATED, demand, end - at)
+            samples = self._samples[at : at + len(rooms)]
+            if len(rooms) < end - at:
+                self._tell(at + len(rooms), end)
+                end = at + len(rooms)
+            prefill = rooms[0].prefill
+            assert prefill is not None
+            admitted_at = time.monotonic()
+            for sibling in samples:
+                sibling.admitted_at = admitted_at
+                self._edge(Edge.PREFILL, sibling, instance=prefill.info.instance_id)
+            firsts = await prefill.prefill.prefill(
+                sample.prompt,
+                sample.sampling,
+                sample.generation_id,
+                hand_off=rooms[0].decode is not None,
+                sibling_seeds=[sibling.sampling.seed for sibling in samples[1:]],
+            )
+        except BaseException:
+            for room in rooms:
+                room.close()
+            if at + 1 < end:
+                self._tell(at + 1, end)
+            raise
+        rooms[0].prompt_computed()
+        starts = [
+            self._start_of(sibling, first, room, prefill)
+            for sibling, first, room in zip(samples, firsts, rooms, strict=True)
+        ]
+        for number, start in enumerate(starts[1:], at + 1):
+            self._tell(number, start)
+        return starts[0]
+
+    def _start_of(self, sample: S, first: Prefilled, room: Reservation[Member], prefill: Member) -> Start:
+        def pulled() -> None:
+            self._edge(Edge.DECODE, sample)
+
+        return Start(first, room, Ticket(first.handoff, prefill, room, pulled), prefill)
+
+    def _tell(self, at: int, news: Start | int) -> None:
+        turn = self._turns[at - 1]
+        if not turn.done():
+            turn.set_result(news)
+        elif isinstance(news, Start):  # its sample was cancelled meanwhile
+            news.close()
+        elif at + 1 < news:
+            self._tell(at + 1, news)

@@ -8,6 +8,7 @@ finished is not run again, and the output is in the order of the input.
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,6 +85,22 @@ async def answer_all(
     stop: asyncio.Event | None = None,
 ) -> AsyncGenerator[Answer, None]:
     """`run_job` for lines that were read before."""
+    async with (
+        client.shared() as calls,
+        aclosing(_run(ahead, calls, served, concurrency, timeout_s, stop)) as run,
+    ):
+        async for answer in run:
+            yield answer
+
+
+async def _run(
+    ahead: LookAhead,
+    client: AsyncClient,
+    served: Served,
+    concurrency: int,
+    timeout_s: float | None,
+    stop: asyncio.Event | None,
+) -> AsyncGenerator[Answer, None]:
     answers: asyncio.Queue[Answer | None] = asyncio.Queue()
     # Answers that nobody has taken yet hold up new calls, so that a slow reader bounds what is kept.
     room = asyncio.Semaphore(2 * concurrency)

@@ -1,7 +1,7 @@
 """The async client."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -57,6 +57,20 @@ class AsyncClient:
     ) -> AsyncStream:
         """Runs a generation and returns it as it comes. Tried again only before its first message."""
         return AsyncStream(self._events(build_request(prompt, options), timeout_s))
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncGenerator[Self, None]:
+        """The client over a call that all its generations share, for callers that have many under way.
+
+        Answers, errors, deadlines and cancellation are the same; each costs less than a call of its own.
+        The end of the context cancels what runs.
+        """
+        transport = self._transport.shared()
+        try:
+            yield type(self)(transport, timeout_s=self._timeout_s, retry=self._retry)
+        finally:
+            if transport is not self._transport:
+                await transport.close()
 
     async def describe(self, *, timeout_s: float | None = None) -> Fleet:
         """The fleet: instances, contract and load."""

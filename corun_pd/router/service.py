@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from corun_pd.errors import CorunError, Unavailable
 from corun_pd.router.admission import Admission
 from corun_pd.router.answers import choice_of, delta_to_pb, scored_prompt, timings_to_pb
 from corun_pd.router.fleet import Fleet, Member
+from corun_pd.router.many import ManyGenerations
 from corun_pd.router.merge import merge
 from corun_pd.router.pipeline import Delta, Pipeline, Sample
 from corun_pd.router.policy import Route
@@ -27,6 +28,7 @@ from corun_pd.wire.status import abort
 __all__ = ["FleetService", "RouterService"]
 
 GenerateContext = grpc.aio.ServicerContext[router_pb2.GenerateRequest, router_pb2.GenerateResponse]
+ManyContext = grpc.aio.ServicerContext[router_pb2.GenerateManyRequest, router_pb2.GenerateManyResponse]
 StreamContext = grpc.aio.ServicerContext[router_pb2.StreamGenerateRequest, router_pb2.StreamGenerateResponse]
 DescribeContext = grpc.aio.ServicerContext[router_pb2.DescribeFleetRequest, router_pb2.DescribeFleetResponse]
 JoinContext = grpc.aio.ServicerContext[router_pb2.JoinFleetRequest, router_pb2.JoinFleetResponse]
@@ -89,14 +91,26 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.GenerateRequest, context: GenerateContext
     ) -> router_pb2.GenerateResponse:
         """A generation, whole."""
-        self.running += 1
         try:
-            generation = await self._begin(request.generation, stream=False)
-            return await self._whole(generation)
+            return await self._generate(request.generation)
         except CorunError as error:
             await abort(context, error)
+
+    async def _generate(self, message: router_pb2.Generation) -> router_pb2.GenerateResponse:
+        self.running += 1
+        try:
+            return await self._whole(await self._begin(message, stream=False))
         finally:
             self.running -= 1
+
+    async def GenerateMany(  # noqa: N802 - the wire's name
+        self, request_iterator: AsyncIterator[router_pb2.GenerateManyRequest], context: ManyContext
+    ) -> None:
+        """Many generations, each whole."""
+        try:
+            await ManyGenerations(self._generate).serve(request_iterator, context.write)
+        except CorunError as error:
+            await abort(context, error)
 
     async def StreamGenerate(  # noqa: N802 - the wire's name
         self, request: router_pb2.StreamGenerateRequest, context: StreamContext

@@ -23,61 +23,70 @@ _sym_db = _symbol_database.Default()
 
 
 from corun_pd.v1 import instance_pb2 as corun__pd_dot_v1_dot_instance__pb2
+from corun_pd.v1 import legs_pb2 as corun__pd_dot_v1_dot_legs__pb2
 from corun_pd.v1 import sampling_pb2 as corun__pd_dot_v1_dot_sampling__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63orun_pd/v1/router.proto\x12\x0b\x63orun_pd.v1\x1a\x1a\x63orun_pd/v1/instance.proto\x1a\x1a\x63orun_pd/v1/sampling.proto\x1a\x1egoogle/protobuf/duration.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"8\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.corun_pd.v1.ChatMessage\"\xc2\x02\n\nGeneration\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.corun_pd.v1.TokenIdsH\x00\x12\'\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x17.corun_pd.v1.ChatPromptH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.corun_pd.v1.SamplingParams\x12\x19\n\x0csample_count\x18\x06 \x01(\rH\x01\x88\x01\x01\x12!\n\x05route\x18\x07 \x01(\x0e\x32\x12.corun_pd.v1.Route\x12\x13\n\x0btokens_only\x18\x08 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\t \x01(\x08\x12\r\n\x05seeds\x18\n \x03(\x04\x42\x08\n\x06promptB\x0f\n\r_sample_count\"a\n\tPlacement\x12\x1b\n\x13prefill_instance_id\x18\x01 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_instance_id\x18\x02 \x01(\t\x12\x1b\n\x13kv_moved_byte_count\x18\x03 \x01(\x04\"\x9d\x02\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsH\x01\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12)\n\tplacement\x18\t \x01(\x0b\x32\x16.corun_pd.v1.PlacementB\r\n\x0bstop_reasonB\x0b\n\t_logprobs\"J\n\x0cScoredPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\'\n\x08logprobs\x18\x02 \x01(\x0b\x32\x15.corun_pd.v1.Logprobs\"C\n\x05Usage\x12\x1a\n\x12prompt_token_count\x18\x01 \x01(\r\x12\x1e\n\x16\x63ompletion_token_count\x18\x02 \x01(\r\"\xa8\x01\n\x07Timings\x12\x31\n\x0equeue_duration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\x14\x66irst_token_duration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0etotal_duration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\">\n\x0fGenerateRequest\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.Generation\"\xee\x01\n\x10GenerateResponse\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12$\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x13.corun_pd.v1.Choice\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.corun_pd.v1.Usage\x12\x1a\n\x12system_fingerprint\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12%\n\x07timings\x18\x06 \x01(\x0b\x32\x14.corun_pd.v1.Timings\x12)\n\x06prompt\x18\x07 \x01(\x0b\x32\x19.corun_pd.v1.ScoredPrompt\"D\n\x15StreamGenerateRequest\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.Generation\"\xb0\x02\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsH\x01\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x02\x88\x01\x01\x12)\n\tplacement\x18\t \x01(\x0b\x32\x16.corun_pd.v1.PlacementB\r\n\x0bstop_reasonB\x0b\n\t_logprobsB\x07\n\x05_seed\"j\n\x0bStreamStart\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x1a\n\x12system_fingerprint\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x1a\n\x12prompt_token_count\x18\x04 \x01(\r\"\x80\x01\n\tStreamEnd\x12!\n\x05usage\x18\x01 \x01(\x0b\x32\x12.corun_pd.v1.Usage\x12%\n\x07timings\x18\x02 \x01(\x0b\x32\x14.corun_pd.v1.Timings\x12)\n\x06prompt\x18\x03 \x01(\x0b\x32\x19.corun_pd.v1.ScoredPrompt\"\x90\x01\n\x16StreamGenerateResponse\x12\'\n\x05start\x18\x01 \x01(\x0b\x32\x18.corun_pd.v1.StreamStart\x12(\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x18.corun_pd.v1.ChoiceDelta\x12#\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x16.corun_pd.v1.StreamEnd\"\x16\n\x14\x44\x65scribeFleetRequest\"\x90\x01\n\x0b\x46leetMember\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Instance\x12\'\n\x04load\x18\x02 \x01(\x0b\x32\x19.corun_pd.v1.InstanceLoad\x12\x11\n\tleg_count\x18\x03 \x01(\r\x12\x1c\n\x14reserved_block_count\x18\x04 \x01(\r\"\xb9\x01\n\x15\x44\x65scribeFleetResponse\x12\'\n\x08\x63ontract\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Contract\x12)\n\x07members\x18\x02 \x03(\x0b\x32\x18.corun_pd.v1.FleetMember\x12\x15\n\rrunning_count\x18\x03 \x01(\r\x12\x15\n\rwaiting_count\x18\x04 \x01(\r\x12\x1e\n\x16max_message_byte_count\x18\x05 \x01(\x04\";\n\x10JoinFleetRequest\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Instance\"(\n\x11JoinFleetResponse\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t*L\n\x05Route\x12\x15\n\x11ROUTE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROUTE_DISAGGREGATED\x10\x01\x12\x13\n\x0fROUTE_COLOCATED\x10\x02\x32\x8d\x02\n\rRouterService\x12G\n\x08Generate\x12\x1c.corun_pd.v1.GenerateRequest\x1a\x1d.corun_pd.v1.GenerateResponse\x12[\n\x0eStreamGenerate\x12\".corun_pd.v1.StreamGenerateRequest\x1a#.corun_pd.v1.StreamGenerateResponse0\x01\x12V\n\rDescribeFleet\x12!.corun_pd.v1.DescribeFleetRequest\x1a\".corun_pd.v1.DescribeFleetResponse2\\\n\x0c\x46leetService\x12L\n\tJoinFleet\x12\x1d.corun_pd.v1.JoinFleetRequest\x1a\x1e.corun_pd.v1.JoinFleetResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63orun_pd/v1/router.proto\x12\x0b\x63orun_pd.v1\x1a\x1a\x63orun_pd/v1/instance.proto\x1a\x16\x63orun_pd/v1/legs.proto\x1a\x1a\x63orun_pd/v1/sampling.proto\x1a\x1egoogle/protobuf/duration.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"8\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.corun_pd.v1.ChatMessage\"\xc2\x02\n\nGeneration\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.corun_pd.v1.TokenIdsH\x00\x12\'\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x17.corun_pd.v1.ChatPromptH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.corun_pd.v1.SamplingParams\x12\x19\n\x0csample_count\x18\x06 \x01(\rH\x01\x88\x01\x01\x12!\n\x05route\x18\x07 \x01(\x0e\x32\x12.corun_pd.v1.Route\x12\x13\n\x0btokens_only\x18\x08 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\t \x01(\x08\x12\r\n\x05seeds\x18\n \x03(\x04\x42\x08\n\x06promptB\x0f\n\r_sample_count\"a\n\tPlacement\x12\x1b\n\x13prefill_instance_id\x18\x01 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_instance_id\x18\x02 \x01(\t\x12\x1b\n\x13kv_moved_byte_count\x18\x03 \x01(\x04\"\x9d\x02\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsH\x01\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12)\n\tplacement\x18\t \x01(\x0b\x32\x16.corun_pd.v1.PlacementB\r\n\x0bstop_reasonB\x0b\n\t_logprobs\"J\n\x0cScoredPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\'\n\x08logprobs\x18\x02 \x01(\x0b\x32\x15.corun_pd.v1.Logprobs\"C\n\x05Usage\x12\x1a\n\x12prompt_token_count\x18\x01 \x01(\r\x12\x1e\n\x16\x63ompletion_token_count\x18\x02 \x01(\r\"\xa8\x01\n\x07Timings\x12\x31\n\x0equeue_duration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\x14\x66irst_token_duration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0etotal_duration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\">\n\x0fGenerateRequest\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.Generation\"\xee\x01\n\x10GenerateResponse\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12$\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x13.corun_pd.v1.Choice\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.corun_pd.v1.Usage\x12\x1a\n\x12system_fingerprint\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12%\n\x07timings\x18\x06 \x01(\x0b\x32\x14.corun_pd.v1.Timings\x12)\n\x06prompt\x18\x07 \x01(\x0b\x32\x19.corun_pd.v1.ScoredPrompt\"\xe0\x01\n\x13GenerateManyRequest\x12\x36\n\x06starts\x18\x01 \x03(\x0b\x32&.corun_pd.v1.GenerateManyRequest.Start\x12\x16\n\x0e\x63\x61ncel_numbers\x18\x02 \x03(\x04\x1ay\n\x05Start\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12+\n\ngeneration\x18\x02 \x01(\x0b\x32\x17.corun_pd.v1.Generation\x12\x33\n\x10timeout_duration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc1\x01\n\x14GenerateManyResponse\x12:\n\x08\x66inishes\x18\x01 \x03(\x0b\x32(.corun_pd.v1.GenerateManyResponse.Finish\x1am\n\x06\x46inish\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x1d.corun_pd.v1.GenerateResponse\x12$\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x15.corun_pd.v1.LegError\"D\n\x15StreamGenerateRequest\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.Generation\"\xb0\x02\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsH\x01\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x02\x88\x01\x01\x12)\n\tplacement\x18\t \x01(\x0b\x32\x16.corun_pd.v1.PlacementB\r\n\x0bstop_reasonB\x0b\n\t_logprobsB\x07\n\x05_seed\"j\n\x0bStreamStart\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x1a\n\x12system_fingerprint\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x1a\n\x12prompt_token_count\x18\x04 \x01(\r\"\x80\x01\n\tStreamEnd\x12!\n\x05usage\x18\x01 \x01(\x0b\x32\x12.corun_pd.v1.Usage\x12%\n\x07timings\x18\x02 \x01(\x0b\x32\x14.corun_pd.v1.Timings\x12)\n\x06prompt\x18\x03 \x01(\x0b\x32\x19.corun_pd.v1.ScoredPrompt\"\x90\x01\n\x16StreamGenerateResponse\x12\'\n\x05start\x18\x01 \x01(\x0b\x32\x18.corun_pd.v1.StreamStart\x12(\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x18.corun_pd.v1.ChoiceDelta\x12#\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x16.corun_pd.v1.StreamEnd\"\x16\n\x14\x44\x65scribeFleetRequest\"\x90\x01\n\x0b\x46leetMember\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Instance\x12\'\n\x04load\x18\x02 \x01(\x0b\x32\x19.corun_pd.v1.InstanceLoad\x12\x11\n\tleg_count\x18\x03 \x01(\r\x12\x1c\n\x14reserved_block_count\x18\x04 \x01(\r\"\xb9\x01\n\x15\x44\x65scribeFleetResponse\x12\'\n\x08\x63ontract\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Contract\x12)\n\x07members\x18\x02 \x03(\x0b\x32\x18.corun_pd.v1.FleetMember\x12\x15\n\rrunning_count\x18\x03 \x01(\r\x12\x15\n\rwaiting_count\x18\x04 \x01(\r\x12\x1e\n\x16max_message_byte_count\x18\x05 \x01(\x04\";\n\x10JoinFleetRequest\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Instance\"(\n\x11JoinFleetResponse\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t*L\n\x05Route\x12\x15\n\x11ROUTE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROUTE_DISAGGREGATED\x10\x01\x12\x13\n\x0fROUTE_COLOCATED\x10\x02\x32\xe6\x02\n\rRouterService\x12G\n\x08Generate\x12\x1c.corun_pd.v1.GenerateRequest\x1a\x1d.corun_pd.v1.GenerateResponse\x12[\n\x0eStreamGenerate\x12\".corun_pd.v1.StreamGenerateRequest\x1a#.corun_pd.v1.StreamGenerateResponse0\x01\x12W\n\x0cGenerateMany\x12 .corun_pd.v1.GenerateManyRequest\x1a!.corun_pd.v1.GenerateManyResponse(\x01\x30\x01\x12V\n\rDescribeFleet\x12!.corun_pd.v1.DescribeFleetRequest\x1a\".corun_pd.v1.DescribeFleetResponse2\\\n\x0c\x46leetService\x12L\n\tJoinFleet\x12\x1d.corun_pd.v1.JoinFleetRequest\x1a\x1e.corun_pd.v1.JoinFleetResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'corun_pd.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROUTE']._serialized_start=2791
-  _globals['_ROUTE']._serialized_end=2867
-  _globals['_CHATMESSAGE']._serialized_start=129
-  _globals['_CHATMESSAGE']._serialized_end=173
-  _globals['_CHATPROMPT']._serialized_start=175
-  _globals['_CHATPROMPT']._serialized_end=231
-  _globals['_GENERATION']._serialized_start=234
-  _globals['_GENERATION']._serialized_end=556
-  _globals['_PLACEMENT']._serialized_start=558
-  _globals['_PLACEMENT']._serialized_end=655
-  _globals['_CHOICE']._serialized_start=658
-  _globals['_CHOICE']._serialized_end=943
-  _globals['_SCOREDPROMPT']._serialized_start=945
-  _globals['_SCOREDPROMPT']._serialized_end=1019
-  _globals['_USAGE']._serialized_start=1021
-  _globals['_USAGE']._serialized_end=1088
-  _globals['_TIMINGS']._serialized_start=1091
-  _globals['_TIMINGS']._serialized_end=1259
-  _globals['_GENERATEREQUEST']._serialized_start=1261
-  _globals['_GENERATEREQUEST']._serialized_end=1323
-  _globals['_GENERATERESPONSE']._serialized_start=1326
-  _globals['_GENERATERESPONSE']._serialized_end=1564
-  _globals['_STREAMGENERATEREQUEST']._serialized_start=1566
-  _globals['_STREAMGENERATEREQUEST']._serialized_end=1634
-  _globals['_CHOICEDELTA']._serialized_start=1637
-  _globals['_CHOICEDELTA']._serialized_end=1941
-  _globals['_STREAMSTART']._serialized_start=1943
-  _globals['_STREAMSTART']._serialized_end=2049
-  _globals['_STREAMEND']._serialized_start=2052
-  _globals['_STREAMEND']._serialized_end=2180
-  _globals['_STREAMGENERATERESPONSE']._serialized_start=2183
-  _globals['_STREAMGENERATERESPONSE']._serialized_end=2327
-  _globals['_DESCRIBEFLEETREQUEST']._serialized_start=2329
-  _globals['_DESCRIBEFLEETREQUEST']._serialized_end=2351
-  _globals['_FLEETMEMBER']._serialized_start=2354
-  _globals['_FLEETMEMBER']._serialized_end=2498
-  _globals['_DESCRIBEFLEETRESPONSE']._serialized_start=2501
-  _globals['_DESCRIBEFLEETRESPONSE']._serialized_end=2686
-  _globals['_JOINFLEETREQUEST']._serialized_start=2688
-  _globals['_JOINFLEETREQUEST']._serialized_end=2747
-  _globals['_JOINFLEETRESPONSE']._serialized_start=2749
-  _globals['_JOINFLEETRESPONSE']._serialized_end=2789
-  _globals['_ROUTERSERVICE']._serialized_start=2870
-  _globals['_ROUTERSERVICE']._serialized_end=3139
-  _globals['_FLEETSERVICE']._serialized_start=3141
-  _globals['_FLEETSERVICE']._serialized_end=3233
+  _globals['_ROUTE']._serialized_start=3238
+  _globals['_ROUTE']._serialized_end=3314
+  _globals['_CHATMESSAGE']._serialized_start=153
+  _globals['_CHATMESSAGE']._serialized_end=197
+  _globals['_CHATPROMPT']._serialized_start=199
+  _globals['_CHATPROMPT']._serialized_end=255
+  _globals['_GENERATION']._serialized_start=258
+  _globals['_GENERATION']._serialized_end=580
+  _globals['_PLACEMENT']._serialized_start=582
+  _globals['_PLACEMENT']._serialized_end=679
+  _globals['_CHOICE']._serialized_start=682
+  _globals['_CHOICE']._serialized_end=967
+  _globals['_SCOREDPROMPT']._serialized_start=969
+  _globals['_SCOREDPROMPT']._serialized_end=1043
+  _globals['_USAGE']._serialized_start=1045
+  _globals['_USAGE']._serialized_end=1112
+  _globals['_TIMINGS']._serialized_start=1115
+  _globals['_TIMINGS']._serialized_end=1283
+  _globals['_GENERATEREQUEST']._serialized_start=1285
+  _globals['_GENERATEREQUEST']._serialized_end=1347
+  _globals['_GENERATERESPONSE']._serialized_start=1350
+  _globals['_GENERATERESPONSE']._serialized_end=1588
+  _globals['_GENERATEMANYREQUEST']._serialized_start=1591
+  _globals['_GENERATEMANYREQUEST']._serialized_end=1815
+  _globals['_GENERATEMANYREQUEST_START']._serialized_start=1694
+  _globals['_GENERATEMANYREQUEST_START']._serialized_end=1815
+  _globals['_GENERATEMANYRESPONSE']._serialized_start=1818
+  _globals['_GENERATEMANYRESPONSE']._serialized_end=2011
+  _globals['_GENERATEMANYRESPONSE_FINISH']._serialized_start=1902
+  _globals['_GENERATEMANYRESPONSE_FINISH']._serialized_end=2011
+  _globals['_STREAMGENERATEREQUEST']._serialized_start=2013
+  _globals['_STREAMGENERATEREQUEST']._serialized_end=2081
+  _globals['_CHOICEDELTA']._serialized_start=2084
+  _globals['_CHOICEDELTA']._serialized_end=2388
+  _globals['_STREAMSTART']._serialized_start=2390
+  _globals['_STREAMSTART']._serialized_end=2496
+  _globals['_STREAMEND']._serialized_start=2499
+  _globals['_STREAMEND']._serialized_end=2627
+  _globals['_STREAMGENERATERESPONSE']._serialized_start=2630
+  _globals['_STREAMGENERATERESPONSE']._serialized_end=2774
+  _globals['_DESCRIBEFLEETREQUEST']._serialized_start=2776
+  _globals['_DESCRIBEFLEETREQUEST']._serialized_end=2798
+  _globals['_FLEETMEMBER']._serialized_start=2801
+  _globals['_FLEETMEMBER']._serialized_end=2945
+  _globals['_DESCRIBEFLEETRESPONSE']._serialized_start=2948
+  _globals['_DESCRIBEFLEETRESPONSE']._serialized_end=3133
+  _globals['_JOINFLEETREQUEST']._serialized_start=3135
+  _globals['_JOINFLEETREQUEST']._serialized_end=3194
+  _globals['_JOINFLEETRESPONSE']._serialized_start=3196
+  _globals['_JOINFLEETRESPONSE']._serialized_end=3236
+  _globals['_ROUTERSERVICE']._serialized_start=3317
+  _globals['_ROUTERSERVICE']._serialized_end=3675
+  _globals['_FLEETSERVICE']._serialized_start=3677
+  _globals['_FLEETSERVICE']._serialized_end=3769
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,5 @@
 from corun_pd.v1 import instance_pb2 as _instance_pb2
+from corun_pd.v1 import legs_pb2 as _legs_pb2
 from corun_pd.v1 import sampling_pb2 as _sampling_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf.internal import containers as _containers
@@ -137,6 +138,38 @@ class GenerateResponse(_message.Message):
     timings: Timings
     prompt: ScoredPrompt
     def __init__(self, generation_id: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., system_fingerprint: _Optional[str] = ..., seed: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., prompt: _Optional[_Union[ScoredPrompt, _Mapping]] = ...) -> None: ...
+
+class GenerateManyRequest(_message.Message):
+    __slots__ = ("starts", "cancel_numbers")
+    class Start(_message.Message):
+        __slots__ = ("number", "generation", "timeout_duration")
+        NUMBER_FIELD_NUMBER: _ClassVar[int]
+        GENERATION_FIELD_NUMBER: _ClassVar[int]
+        TIMEOUT_DURATION_FIELD_NUMBER: _ClassVar[int]
+        number: int
+        generation: Generation
+        timeout_duration: _duration_pb2.Duration
+        def __init__(self, number: _Optional[int] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., timeout_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    starts: _containers.RepeatedCompositeFieldContainer[GenerateManyRequest.Start]
+    cancel_numbers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, starts: _Optional[_Iterable[_Union[GenerateManyRequest.Start, _Mapping]]] = ..., cancel_numbers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GenerateManyResponse(_message.Message):
+    __slots__ = ("finishes",)
+    class Finish(_message.Message):
+        __slots__ = ("number", "answer", "error")
+        NUMBER_FIELD_NUMBER: _ClassVar[int]
+        ANSWER_FIELD_NUMBER: _ClassVar[int]
+        ERROR_FIELD_NUMBER: _ClassVar[int]
+        number: int
+        answer: GenerateResponse
+        error: _legs_pb2.LegError
+        def __init__(self, number: _Optional[int] = ..., answer: _Optional[_Union[GenerateResponse, _Mapping]] = ..., error: _Optional[_Union[_legs_pb2.LegError, _Mapping]] = ...) -> None: ...
+    FINISHES_FIELD_NUMBER: _ClassVar[int]
+    finishes: _containers.RepeatedCompositeFieldContainer[GenerateManyResponse.Finish]
+    def __init__(self, finishes: _Optional[_Iterable[_Union[GenerateManyResponse.Finish, _Mapping]]] = ...) -> None: ...
 
 class StreamGenerateRequest(_message.Message):
     __slots__ = ("generation",)

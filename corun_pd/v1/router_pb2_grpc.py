@@ -45,6 +45,11 @@ class RouterServiceStub(object):
                 request_serializer=corun__pd_dot_v1_dot_router__pb2.StreamGenerateRequest.SerializeToString,
                 response_deserializer=corun__pd_dot_v1_dot_router__pb2.StreamGenerateResponse.FromString,
                 _registered_method=True)
+        self.GenerateMany = channel.stream_stream(
+                '/corun_pd.v1.RouterService/GenerateMany',
+                request_serializer=corun__pd_dot_v1_dot_router__pb2.GenerateManyRequest.SerializeToString,
+                response_deserializer=corun__pd_dot_v1_dot_router__pb2.GenerateManyResponse.FromString,
+                _registered_method=True)
         self.DescribeFleet = channel.unary_unary(
                 '/corun_pd.v1.RouterService/DescribeFleet',
                 request_serializer=corun__pd_dot_v1_dot_router__pb2.DescribeFleetRequest.SerializeToString,
@@ -70,6 +75,14 @@ class RouterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GenerateMany(self, request_iterator, context):
+        """Runs many generations over one call, so that a busy client pays for messages and not for calls. Each is
+        what Generate would make of it. The end of the call cancels those that are under way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeFleet(self, request, context):
         """Describes the fleet: instances, contract and load.
         """
@@ -89,6 +102,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.StreamGenerate,
                     request_deserializer=corun__pd_dot_v1_dot_router__pb2.StreamGenerateRequest.FromString,
                     response_serializer=corun__pd_dot_v1_dot_router__pb2.StreamGenerateResponse.SerializeToString,
+            ),
+            'GenerateMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.GenerateMany,
+                    request_deserializer=corun__pd_dot_v1_dot_router__pb2.GenerateManyRequest.FromString,
+                    response_serializer=corun__pd_dot_v1_dot_router__pb2.GenerateManyResponse.SerializeToString,
             ),
             'DescribeFleet': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeFleet,
@@ -151,6 +169,33 @@ class RouterService(object):
             '/corun_pd.v1.RouterService/StreamGenerate',
             corun__pd_dot_v1_dot_router__pb2.StreamGenerateRequest.SerializeToString,
             corun__pd_dot_v1_dot_router__pb2.StreamGenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/corun_pd.v1.RouterService/GenerateMany',
+            corun__pd_dot_v1_dot_router__pb2.GenerateManyRequest.SerializeToString,
+            corun__pd_dot_v1_dot_router__pb2.GenerateManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,6 +25,12 @@ class Transport(Protocol):
     ) -> AsyncGenerator[StreamEvent, None]:
         """One StreamStart, any number of deltas, one StreamEnd."""
 
+    def shared(self) -> "Transport":
+        """One that sends generations with less work for each, for a caller that has many under way.
+
+        Whoever asks for it closes it, which cancels what runs over it, before the one that it is of.
+        """
+
     async def describe(self, timeout_s: float | None) -> Fleet:
         """The fleet."""
 

@@ -7,6 +7,8 @@ import grpc
 from corun_pd.client.request import GenerationRequest
 from corun_pd.client.results import Fleet, GenerationResult, StreamEvent
 from corun_pd.client.transport import messages
+from corun_pd.client.transport.base import Transport
+from corun_pd.client.transport.shared import SharedCallTransport
 from corun_pd.v1 import router_pb2, router_pb2_grpc
 from corun_pd.wire.server import open_channel
 from corun_pd.wire.status import error_from_rpc
@@ -45,6 +47,10 @@ class GrpcTransport:
             raise error_from_rpc(error) from error
         finally:
             call.cancel()
+
+    def shared(self) -> Transport:
+        """All generations over one GenerateMany call."""
+        return SharedCallTransport(self, self._router())
 
     async def describe(self, timeout_s: float | None) -> Fleet:
         """The fleet, of one DescribeFleet call."""

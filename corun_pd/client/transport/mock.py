@@ -24,6 +24,7 @@ from corun_pd.client.results import (
     StreamStart,
     Usage,
 )
+from corun_pd.client.transport.base import Transport
 from corun_pd.core import MAX_MESSAGE_BYTES, FinishReason
 from corun_pd.errors import CorunError, Unavailable
 
@@ -86,6 +87,10 @@ class MockTransport:
             whole = True
         finally:
             self.cancelled += not whole
+
+    def shared(self) -> Transport:
+        """Itself."""
+        return self
 
     async def describe(self, timeout_s: float | None) -> Fleet:
         """The fleet that was given, or one without instances."""

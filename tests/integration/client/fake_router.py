@@ -11,6 +11,7 @@ from typing import Any
 from corun_pd.contract import Contract
 from corun_pd.core import MAX_MESSAGE_BYTES, InstanceInfo, Role, TokenLogprobs
 from corun_pd.errors import CorunError
+from corun_pd.router.many import ManyGenerations
 from corun_pd.v1 import instance_pb2, router_pb2, router_pb2_grpc, sampling_pb2
 from corun_pd.wire.convert import instance_to_pb, logprobs_to_pb
 from corun_pd.wire.server import Service, build_server
@@ -41,8 +42,18 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
     async def Generate(
         self, request: router_pb2.GenerateRequest, context: Any
     ) -> router_pb2.GenerateResponse:
-        generation = request.generation
-        text = await self._begin(generation, context)
+        try:
+            return await self._whole(request.generation)
+        except CorunError as error:
+            await abort(context, error)
+
+    async def GenerateMany(
+        self, request_iterator: AsyncIterator[router_pb2.GenerateManyRequest], context: Any
+    ) -> None:
+        await ManyGenerations(self._whole).serve(request_iterator, context.write)
+
+    async def _whole(self, generation: router_pb2.Generation) -> router_pb2.GenerateResponse:
+        text = await self._begin(generation)
         choices = []
         for index in range(generation.sample_count if generation.HasField("sample_count") else 1):
             choice = router_pb2.Choice(
@@ -71,7 +82,10 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
         generation = request.generation
         text = generation.text
         if not text.startswith("hang"):
-            await self._begin(generation, context)
+            try:
+                await self._begin(generation)
+            except CorunError as error:
+                await abort(context, error)
         ended = False
 
         def on_done(context: Any) -> None:
@@ -123,13 +137,13 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
             while not holds():
                 await asyncio.sleep(0.005)
 
-    async def _begin(self, generation: router_pb2.Generation, context: Any) -> str:
+    async def _begin(self, generation: router_pb2.Generation) -> str:
         self.requests.append(generation)
         if self.on_request is not None:
             self.on_request(generation)
         text = self.texts.get(generation.text, generation.text)
         if text in self.errors:
-            await abort(context, self.errors[text])
+            raise self.errors[text]
         if text.startswith("hang"):
             await self._hang()
         if text.startswith("slow"):

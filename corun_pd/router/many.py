@@ -1,0 +1,125 @@
+"""GenerateMany on the router's side: generations come and go, and what ended goes out together.
+
+    requests ─► a task for each generation ─► finishes ─► one message at a time, as full as it gets
+
+While a message is being written the next ones gather, so a client that has much under way costs few messages.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+from corun_pd.core import MAX_MESSAGE_BYTES
+from corun_pd.errors import CorunError, DeadlineExceeded, EngineFailed, InvalidRequest
+from corun_pd.v1 import router_pb2
+from corun_pd.wire.status import leg_error_to_pb
+
+__all__ = ["ManyGenerations"]
+
+logger = logging.getLogger(__name__)
+
+Finish = router_pb2.GenerateManyResponse.Finish
+Generate = Callable[[router_pb2.Generation], Awaitable[router_pb2.GenerateResponse]]
+
+#: Finishes gather in one message up to about this size, in bytes.
+_MESSAGE_BYTES: Final = 1 << 20
+
+#: What a message holds beside its one answer, at most.
+_FRAME_BYTES: Final = 64
+
+
+class ManyGenerations:
+    """The generations of one call. `generate` makes one answer, or raises a CorunError."""
+
+    def __init__(self, generate: Generate) -> None:
+        self._generate = generate
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._finishes: deque[Finish] = deque()
+        self._news = asyncio.Event()
+        self._has_all_starts = False
+        self._fault: CorunError | None = None
+
+    async def serve(
+        self,
+        requests: AsyncIterator[router_pb2.GenerateManyRequest],
+        write: Callable[[router_pb2.GenerateManyResponse], Awaitable[None]],
+    ) -> None:
+        """Serves the call until the client has sent all starts and has all finishes.
+
+        However it ends, no generation is left. Raises InvalidRequest for a number that is in use: there is
+        no telling the two generations apart.
+        """
+        reader = asyncio.create_task(self._read(requests))
+        try:
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                while self._finishes:
+                    await write(self._message())
+                if self._fault is not None:
+                    raise self._fault
+                if self._has_all_starts and not self._tasks and not self._finishes:
+                    reader.result()
+                    return
+        finally:
+            reader.cancel()
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(reader, *tasks, return_exceptions=True)
+
+    async def _read(self, requests: AsyncIterator[router_pb2.GenerateManyRequest]) -> None:
+        try:
+            async for request in requests:
+                for start in request.starts:
+                    if start.number in self._tasks:
+                        self._fault = InvalidRequest("starts.number", f"{start.number} is in use")
+                        return
+                    self._tasks[start.number] = asyncio.create_task(self._run(start))
+                for number in request.cancel_numbers:
+                    if (task := self._tasks.pop(number, None)) is not None:
+                        task.cancel()
+        finally:
+            self._has_all_starts = True
+            self._news.set()
+
+    async def _run(self, start: router_pb2.GenerateManyRequest.Start) -> None:
+        finish = Finish(number=start.number)
+        try:
+            if start.HasField("timeout_duration"):
+                finish.answer.CopyFrom(await self._within(start))
+            else:
+                finish.answer.CopyFrom(await self._generate(start.generation))
+            size = finish.ByteSize()
+            if size > MAX_MESSAGE_BYTES - _FRAME_BYTES:
+                finish.ClearField("answer")
+                raise InvalidRequest("request", f"its answer of {size} bytes is larger than a message may be")
+        except CorunError as error:
+            finish.error.CopyFrom(leg_error_to_pb(error))
+        except Exception as error:
+            logger.exception("a generation failed on a bug of the router's")
+            bug = EngineFailed(f"the router has a bug: {error!r}")
+            finish.error.CopyFrom(leg_error_to_pb(bug))
+        self._tasks.pop(start.number, None)
+        self._finishes.append(finish)
+        self._news.set()
+
+    async def _within(self, start: router_pb2.GenerateManyRequest.Start) -> router_pb2.GenerateResponse:
+        timeout_s = start.timeout_duration.ToNanoseconds() / 1e9
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._generate(start.generation)
+        except TimeoutError:
+            raise DeadlineExceeded(f"not done within {timeout_s} s") from None
+
+    def _message(self) -> router_pb2.GenerateManyResponse:
+        message = router_pb2.GenerateManyResponse()
+        size = 0
+        while self._finishes:
+            size += self._finishes[0].ByteSize()
+            if message.finishes and size > _MESSAGE_BYTES:
+                break
+            message.finishes.append(self._finishes.popleft())
+        return message

@@ -18,6 +18,7 @@ from corun_pd.bench.transfer import measure_transfer
 from corun_pd.bench.workloads import parse_workloads
 from corun_pd.cli.bench_determinism import determinism
 from corun_pd.cli.bench_options import common, engine_config, lengths_of, model_of, numbers_of, plan_options
+from corun_pd.cli.bench_planner import planner
 from corun_pd.engine.base import EngineInfo
 from corun_pd.errors import ConfigError, SetupError
 
@@ -30,6 +31,7 @@ def bench() -> None:
 
 
 bench.add_command(determinism)
+bench.add_command(planner)
 
 
 def _experiment(name: str, modes: str) -> click.Command:

@@ -1,0 +1,235 @@
+"""`corun-pd bench planner`: what the planner predicts against what a cluster on this machine does."""
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from corun_pd.bench.report import print_table, write_result
+from corun_pd.bench.workloads import EngineRequest, make_engine_requests
+from corun_pd.cli.plan_inputs import parse_numbers
+from corun_pd.client import AsyncClient
+from corun_pd.cluster.local import LocalCluster
+from corun_pd.config import ClusterConfig
+from corun_pd.core import Role
+from corun_pd.errors import ConfigError
+from corun_pd.planner.accuracy import METRICS, Comparison, Figures, Summary
+from corun_pd.planner.cost import DecodePoint, Profile, TransferCost
+from corun_pd.planner.held_out import Workload, held_out
+from corun_pd.planner.layout import Layout
+from corun_pd.planner.load import ClosedLoop, Online
+from corun_pd.planner.outcome import Percentiles
+from corun_pd.planner.prefill_cost import IsolatedCost
+from corun_pd.planner.profiles import open_profile
+from corun_pd.planner.simulator import simulate
+
+__all__ = ["planner"]
+
+#: What fake engines take, in seconds; long against what the processes around them do.
+FAKE: Final = {"prefill_s_per_token": 2e-4, "decode_step_s": 0.02, "transfer_s": 0.002}
+
+
+@click.command()
+@click.option("--model", type=click.Path(path_type=Path, exists=True), required=True, help="A model folder.")
+@click.option("--profile", "profile_name", help="The engines' cost profile, by file or name.")
+@click.option("--fake", is_flag=True, help="Fake engines in real time, whose costs are given.")
+@click.option("--layouts", default="1C,1P+1D", show_default=True, help="As 1C,1P+1D,2P+1D.")
+@click.option("--slots", type=int, default=8, show_default=True)
+@click.option("--block-tokens", type=int, default=32, show_default=True)
+@click.option("--kv-cache-bytes", type=int, default=1 << 26, show_default=True)
+@click.option("--longest", type=click.IntRange(min=64), default=512, show_default=True, help="Tokens.")
+@click.option("--requests", type=click.IntRange(min=8), default=40, show_default=True, help="A workload.")
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Medians of.")
+@click.option("--cores", help="A core for each engine in turn, prefill first, as 0,1.")
+@click.option("--only", help="One workload, by name.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True)
+def planner(**settings: Any) -> None:
+    """Runs workloads on a cluster of this machine and compares with what a plan says of them."""
+    if settings["fake"] == (settings["profile_name"] is not None):
+        raise click.UsageError("give one of --profile and --fake")
+    profile = _fake_profile(settings["slots"]) if settings["fake"] else open_profile(settings["profile_name"])
+    rows: list[Comparison] = []
+    for text in settings["layouts"].split(","):
+        with _pinned(settings) as cores:
+            rows += asyncio.run(_measure(_counts(text), profile, settings, cores))
+    _write(rows, settings)
+
+
+async def _measure(
+    counts: dict[Role, int], profile: Profile, settings: dict[str, Any], cores: Sequence[int]
+) -> list[Comparison]:
+    """Starts the cluster and runs every workload on it."""
+    with tempfile.TemporaryDirectory() as logs:
+        async with (
+            LocalCluster(_cluster(counts, profile, settings, cores, Path(logs))) as cluster,
+            AsyncClient(cluster.router_address) as client,
+        ):
+            fleet = await client.describe()
+            info = fleet.members[0].instance
+            layout = Layout(
+                slots=info.slots,
+                blocks=min(member.instance.blocks for member in fleet.members),
+                block_tokens=info.block_tokens,
+                **{role.value: count for role, count in counts.items()},
+            )
+            rows: list[Comparison] = []
+            for workload in held_out(layout, profile, settings["longest"], settings["requests"]):
+                if settings["only"] not in (None, workload.name):
+                    continue
+                requests = make_engine_requests(
+                    [(one.prompt_tokens, one.output_tokens) for one in workload.requests], info.vocabulary
+                )
+                if not rows:
+                    await _run(client, workload, requests)  # the first run is slow
+                runs = [await _run(client, workload, requests) for _ in range(settings["repeats"])]
+                outcome = simulate(workload.requests, layout, profile, workload.load)
+                rows.append(
+                    Comparison(
+                        workload.name,
+                        layout.words,
+                        "fake" if settings["fake"] else "vLLM",
+                        Figures.median_of(runs),
+                        Figures.predicted(outcome),
+                    )
+                )
+                _show(rows[-1:])
+            return rows
+
+
+async def _run(client: AsyncClient, workload: Workload, requests: Sequence[EngineRequest]) -> Figures:
+    """One run of a workload, as its clients see it."""
+    load = workload.load
+    gate = asyncio.Semaphore(load.in_flight if isinstance(load, ClosedLoop) else len(requests))
+    start = time.perf_counter()
+    ttft: list[float] = []
+    tpot: list[float] = []
+
+    async def one(index: int, request: EngineRequest) -> float:
+        if isinstance(load, Online):
+            arrival_s = (workload.requests[index].arrival_s or 0.0) / load.speed
+            await asyncio.sleep(start + arrival_s - time.perf_counter())
+        async with gate:
+            came = time.perf_counter()
+            times = [
+                time.perf_counter()
+                async for _ in client.stream(
+                    list(request.prompt),
+                    max_tokens=request.sampling.max_tokens,
+                    temperature=request.sampling.temperature,
+                    seed=request.sampling.seed,
+                    ignore_eos=True,
+                    tokens_only=True,
+                )
+            ]
+        ttft.append(times[0] - came)
+        if request.sampling.max_tokens > 1:
+            tpot.append((times[-1] - times[0]) / (request.sampling.max_tokens - 1))
+        return times[-1]
+
+    ends = await asyncio.gather(*(one(i, request) for i, request in enumerate(requests)))
+    return Figures.of(max(ends) - start, Percentiles.of(ttft), Percentiles.of(tpot))
+
+
+def _cluster(
+    counts: dict[Role, int], profile: Profile, settings: dict[str, Any], cores: Sequence[int], logs: Path
+) -> ClusterConfig:
+    """One engine for each instance, on the next core."""
+    turn = iter(cores)
+    instances: list[dict[str, Any]] = []
+    for role, count in counts.items():
+        for _ in range(count):
+            core = next(turn, None)
+            instances.append({"role": role, "cores": None if core is None else (core,)})
+    prefill = {"mode": profile.prefill.mode, "chunk_tokens": profile.prefill.chunk_tokens}
+    engine = {
+        "kind": "fake" if settings["fake"] else "vllm",
+        "fake": FAKE,
+        "slots": settings["slots"],
+        "prefill": prefill,
+        "block_tokens": settings["block_tokens"],
+        "kv_cache_bytes": settings["kv_cache_bytes"],
+        "max_model_tokens": 2 * settings["longest"],
+    }
+    return ClusterConfig.model_validate(
+        {
+            "model": settings["model"],
+            "engine": engine,
+            "router": {"port": 0},
+            "instances": instances,
+            "log_dir": logs,
+        }
+    )
+
+
+def _fake_profile(slots: int) -> Profile:
+    """What the fake engine is told to take."""
+    token_s = FAKE["prefill_s_per_token"]
+    return Profile(
+        machine={"engine": "fake"},
+        versions={},
+        fingerprint="fake",
+        prefill=IsolatedCost(chunk_tokens=1 << 20, prompts=((1, token_s), (1 << 20, token_s * (1 << 20)))),
+        decode=(DecodePoint(slots=slots, base_s=FAKE["decode_step_s"]),),
+        kv_bytes_per_token=1,
+        transfer=TransferCost(latency_s=FAKE["transfer_s"], bytes_per_s=1e13),
+        start_up_s=0.0,
+    )
+
+
+def _counts(text: str) -> dict[Role, int]:
+    """`1C` or `2P+1D`. Raises ConfigError for anything else."""
+    roles = {"C": Role.COLOCATED, "P": Role.PREFILL, "D": Role.DECODE}
+    try:
+        return {roles[part[-1:]]: int(part[:-1]) for part in text.strip().split("+")}
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"--layouts {text}: is not as 1C or 2P+1D") from error
+
+
+@contextmanager
+def _pinned(settings: dict[str, Any]) -> Iterator[Sequence[int]]:
+    """Keeps this process, and the router that it starts, off the first engine's core where it can."""
+    if settings["cores"] is None:
+        yield ()
+        return
+    cores = parse_numbers("--cores", settings["cores"])
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, before - {cores[0]} or before)
+        yield cores
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _show(rows: Sequence[Comparison]) -> None:
+    for row in rows:
+        errors = ", ".join(f"{metric} {row.error(metric):+.1%}" for metric in METRICS)
+        click.echo(f"{row.workload} on {row.layout}: {row.measured.seconds['makespan']:.2f} s; {errors}")
+
+
+def _write(rows: Sequence[Comparison], settings: dict[str, Any]) -> None:
+    """The result's JSON and a table."""
+    table = [
+        {
+            "workload": row.workload,
+            "layout": row.layout,
+            "engine": row.engine,
+            "measured_s": dict(row.measured.seconds),
+            "predicted_s": dict(row.predicted.seconds),
+            "error_ratio": {metric: row.error(metric) for metric in METRICS},
+        }
+        for row in rows
+    ]
+    write_result(settings["out"], "planner", settings, table)
+    print_table(
+        "predicted against measured",
+        ("workload", "layout", "engine", *METRICS),
+        [(r.workload, r.layout, r.engine, *(f"{r.error(m):+.1%}" for m in METRICS)) for r in rows],
+    )
+    for line in Summary.of(rows):
+        click.echo(f"{line.metric}: median error {line.median:.1%}, worst {line.worst:.1%}")

@@ -74,6 +74,8 @@ class Siblings(Generic[S]):
         self._samples = samples
         self._edge = edge
         loop = asyncio.get_running_loop()
+        self._waiting: set[int] = set()
+        self._left: list[range] = []
         # What a sample waits for: its start, or its turn to ask for itself and those up to a number.
         self._turns: list[asyncio.Future[Start | int]] = [loop.create_future() for _ in samples[1:]]
 
@@ -81,7 +83,18 @@ class Siblings(Generic[S]):
         """The start of sample `at`; close it. Raises what its admission or the prefill leg raises."""
         if not at:
             return await self._prefill(0, len(self._samples))
-        turn = await self._turns[at - 1]
+        if (end := self._take_left(at)) is not None:
+            return await self._prefill(at, end)
+        waiting = self._turns[at - 1]
+        self._waiting.add(at)
+        try:
+            turn = await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled() and isinstance(till := waiting.result(), int):
+                self._pass_on(at + 1, till)  # its turn came in the moment of the cancellation
+            raise
+        finally:
+            self._waiting.discard(at)
         self._turns[at - 1] = asyncio.get_running_loop().create_future()
         return turn if isinstance(turn, Start) else await self._prefill(at, turn)
 
@@ -100,7 +113,7 @@ class Siblings(Generic[S]):
             rooms = await self._admission.admit_siblings(Route.DISAGGREGATED, demand, end - at)
             samples = self._samples[at : at + len(rooms)]
             if len(rooms) < end - at:
-                self._tell(at + len(rooms), end)
+                self._pass_on(at + len(rooms), end)
                 end = at + len(rooms)
             prefill = rooms[0].prefill
             assert prefill is not None
@@ -118,8 +131,7 @@ class Siblings(Generic[S]):
         except BaseException:
             for room in rooms:
                 room.close()
-            if at + 1 < end:
-                self._tell(at + 1, end)
+            self._pass_on(at + 1, end)
             raise
         rooms[0].prompt_computed()
         starts = [
@@ -136,11 +148,30 @@ class Siblings(Generic[S]):
 
         return Start(first, room, Ticket(first.handoff, prefill, room, pulled), prefill)
 
-    def _tell(self, at: int, news: Start | int) -> None:
+    def _pass_on(self, at: int, end: int) -> None:
+        """Has the first of the samples in [at, end) that waits, or comes, ask for itself and those after it.
+
+        The ones before it, if they come at all, are left to ask for themselves.
+        """
+        waiting = next(
+            (n for n in range(at, end) if n in self._waiting and not self._turns[n - 1].done()), end
+        )
+        if waiting < end:
+            self._turns[waiting - 1].set_result(end)
+        if at < waiting:
+            self._left.append(range(at, waiting))
+
+    def _take_left(self, at: int) -> int | None:
+        """Up to which sample `at` is to ask, when nobody else does."""
+        for place, left in enumerate(self._left):
+            if at in left:
+                self._left[place] = range(left.start, at)
+                return left.stop
+        return None
+
+    def _tell(self, at: int, start: Start) -> None:
         turn = self._turns[at - 1]
-        if not turn.done():
-            turn.set_result(news)
-        elif isinstance(news, Start):  # its sample was cancelled meanwhile
-            news.close()
-        elif at + 1 < news:
-            self._tell(at + 1, news)
+        if turn.done():  # its sample was cancelled meanwhile
+            start.close()
+        else:
+            turn.set_result(start)

@@ -39,12 +39,21 @@ SERVED: Final[Mapping[str, str]] = {
 
 #: Ignored: they name and bill a request, and cannot change its answer.
 IGNORED: Final = frozenset(
-    {"metadata", "prompt_cache_key", "prompt_cache_retention", "request_id", "safety_identifier", "user"}
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "session_id",
+        "user",
+    }
 )
 
 #: Accepted at the values that change nothing, and refused at others.
 NEUTRAL: Final[Mapping[str, tuple[Json, ...]]] = {
     "cache_salt": (),
+    "ec_transfer_params": (),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
@@ -52,18 +61,27 @@ NEUTRAL: Final[Mapping[str, tuple[Json, ...]]] = {
     "kv_transfer_params": (),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
+    "logprob_token_ids": (),
+    "mm_payload": ("tensors",),
     "priority": (0,),
+    "repetition_detection": (),
+    "return_mm_kwargs": (),
+    "return_token_offsets": (False,),
     "return_tokens_as_token_ids": (True,),
+    "routed_experts_prompt_start": (0,),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "stream": (False,),
+    "stream_interval": (),
     "stream_options": (),
     "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
+    "truncation_side": (),
     "use_beam_search": (False,),
     "vllm_xargs": (),
+    "watermarking": (False,),
 }
 NEUTRAL_BY_ENDPOINT: Final[Mapping[Endpoint, Mapping[str, tuple[Json, ...]]]] = {
     Endpoint.COMPLETIONS: {
@@ -83,11 +101,13 @@ NEUTRAL_BY_ENDPOINT: Final[Mapping[Endpoint, Mapping[str, tuple[Json, ...]]]] = 
         "function_call": ("none",),
         "functions": ([],),
         "include_reasoning": (),
+        "media_io_kwargs": ({},),
         "mm_processor_kwargs": ({},),
         "modalities": (["text"],),
         "parallel_tool_calls": (True, False),
         "prediction": (),
         "reasoning_effort": (),
+        "return_prompt_text": (False,),
         "tool_choice": ("none", "auto"),
         "tools": ([],),
         "verbosity": (),

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 PROMPT = "The river ran down from the hills"
 
 
-async def on_both(client: AsyncClient, prompt: Prompt, **options: Any) -> GenerationResult:
+async def on_both(client: AsyncClient, prompt: Prompt | None, **options: Any) -> GenerationResult:
     """The answer apart, which is the colocated one in every bit; and nothing stays behind."""
     apart = await client.generate(prompt, route=Route.DISAGGREGATED, **options)
     together = await client.generate(prompt, route=Route.COLOCATED, **options)
@@ -130,7 +130,7 @@ async def test_an_instance_of_another_contract_is_refused_when_it_joins(
         ({"max_tokens": 1, "min_tokens": 1, "logit_bias": {EOS: 100.0}}, 1, "length"),
         ({"max_tokens": 9, "min_tokens": 9, "logit_bias": {EOS: 100.0}}, 9, "length"),
         ({"max_tokens": 50, "min_tokens": 1, "logit_bias": {EOS: 100.0}}, 2, "stop"),
-        ({"max_tokens": 50, "min_tokens": 12, "logit_bias": {EOS: 100.0}}, 13, "stop"),
+        ({"max_tokens": 500, "min_tokens": 100, "logit_bias": {EOS: 100.0}}, 101, "stop"),
         ({"max_tokens": 50, "min_tokens": 12, "stop_token_ids": [9], "logit_bias": {9: 100.0}}, 13, "stop"),
         ({"max_tokens": 7, "ignore_eos": True, "logit_bias": {EOS: 100.0}}, 7, "length"),
     ],
@@ -153,6 +153,26 @@ async def test_one_token_never_asks_decode(client: AsyncClient) -> None:
     result = await client.generate(PROMPT, route=Route.DISAGGREGATED, max_tokens=1, n=4, seed=1)
     assert [choice.placement.decode for choice in result.choices] == [""] * 4
     assert await steps_of(client, Role.DECODE) == before
+
+
+async def test_max_completion_tokens_alone_is_the_limit_of_a_chat(
+    client: AsyncClient, model: Path, tmp_path: Path
+) -> None:
+    """OpenAI's name for it in a file; the answer is that of max_tokens by SDK (C09)."""
+    chat: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "I see"}],
+        "seed": 3,
+        "ignore_eos": True,
+    }
+    body = {"model": model.name, "max_completion_tokens": 5, "return_token_ids": True, **chat}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    (row,) = await run_file(client, tmp_path / "in", [line], None, at_once=1)
+    result = await on_both(client, None, max_tokens=5, **chat)
+    answer, (choice,) = row["response"]["body"], result.choices
+    assert answer["choices"][0]["token_ids"] == list(choice.token_ids)
+    assert answer["choices"][0]["message"]["content"] == choice.text
+    assert answer["choices"][0]["finish_reason"] == choice.finish_reason == "length"
+    assert answer["usage"]["completion_tokens"] == len(choice.token_ids) == 5
 
 
 # ---- C10: stops around the hand-over ----------------------------------------------------------------------

@@ -16,10 +16,16 @@ from corun_pd.client import AsyncClient, FinishReason, GenerationResult, Options
 from corun_pd.errors import InvalidRequest
 from tests.engine.lines import as_line, in_answer, in_file
 from tests.engine.surface import SCHEMA, Drawn, one_answer
-from tests.engine.workload import CHUNK, SLOTS, make_prompt, run_file, send, until_idle
+from tests.engine.workload import CHUNK, SLOTS, VOCABULARY, make_prompt, run_file, send, until_idle
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+FLAG = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 PROMPT = "The river ran down from the hills"
 
 
@@ -72,16 +78,24 @@ async def test_a_constrained_answer_has_every_logprob_on_every_way_and_files_are
         ({"regex": "(ab){2,3}c"}, "(ab){2,3}c"),
         ({"choices": ["{}", "{}{", "alpha"]}, "({}|{}{|alpha)"),
         ({"grammar": 'root ::= "{" [0-9]? "}"'}, "{[0-9]?}"),
+        ({"json_schema": FLAG}, r'\{\s*"a"\s*:\s*(true|false)\s*\}'),
     ],
     ids=str,
 )
 async def test_a_grammar_goes_on_from_the_first_token(
-    client: AsyncClient, length: int, constraint: dict[str, object], fits: str
+    client: AsyncClient, tokenizer: Tokenizer, length: int, constraint: dict[str, object], fits: str
 ) -> None:
     """Taken in once: a grammar that missed the first token, or took it twice, allows another text (C13)."""
-    prompt = make_prompt(length, length)
+    blank = [at for at in range(VOCABULARY) if tokenizer.decode([at]).isspace()]
     result = await on_every_way(
-        client, prompt, structured_output=constraint, max_tokens=40, seed=5, temperature=1.0, logprobs=2
+        client,
+        make_prompt(length, length),
+        structured_output=constraint,
+        max_tokens=40,
+        seed=5,
+        temperature=1.0,
+        logprobs=2,
+        logit_bias=dict.fromkeys(blank, -100.0),  # JSON allows any of it, and this model likes it.
     )
     (choice,) = result.choices
     assert choice.finish_reason is FinishReason.STOP
@@ -185,6 +199,62 @@ async def test_samples_are_the_single_requests_with_their_seeds(client: AsyncCli
     again = await client.generate(PROMPT, n=4, seed=minted.seed, route=Route.COLOCATED, **options)
     assert first_difference(0, minted, again) is None
     assert len({choice.token_ids for choice in minted.choices}) > 1
+
+
+@pytest.mark.parametrize("route", Route)
+async def test_samples_that_are_cancelled_together_leave_nothing(client: AsyncClient, route: Route) -> None:
+    """Four that stream, left when the first tokens are there; who asks again gets the same (C11)."""
+    options: Options = {"n": 4, "seed": 10, "max_tokens": 40, "ignore_eos": True, "route": route}
+    whole = await client.generate(PROMPT, **options)
+    seen: dict[int, list[int]] = {}
+    stream = client.stream(PROMPT, **options)
+    async with aclosing(stream):
+        async for delta in stream:
+            seen.setdefault(delta.index, []).extend(delta.token_ids)
+            if len(seen) == 4:
+                break
+    await until_idle(client, within_s=2)
+    for index, ids in seen.items():
+        assert whole.choices[index].token_ids[: len(ids)] == tuple(ids)
+    assert await client.generate(PROMPT, **options) == whole
+
+
+async def test_penalties_look_at_their_own_tokens_beside_other_requests(
+    client: AsyncClient, tokenizer: Tokenizer, model: Path, tmp_path: Path
+) -> None:
+    """A word again and again: repetition counts it for the first token already, the others do not (C14 a, b).
+
+    The word leads another one by half, which any penalty on it turns around. Eight plain requests of eight
+    seeds are prefilled beside them.
+    """
+    (word,), (other,) = (tokenizer.encode(text).ids for text in (" the", "e"))
+    prompt = [word] * 10
+    levels = []
+    for token in (word, other):
+        alone = await client.generate(prompt, allowed_token_ids=[token], max_tokens=1, logprobs=0, seed=1)
+        assert alone.choices[0].logprobs is not None
+        levels.append(alone.choices[0].logprobs[0].sampled)
+    options: dict[str, Any] = {
+        "temperature": 0.0,
+        "max_tokens": 4,
+        "seed": 1,
+        "logprobs": 2,
+        "allowed_token_ids": [word, other],
+        "logit_bias": {word: 20.0, other: 19.5 + levels[0] - levels[1]},
+    }
+    penalties: list[dict[str, float]] = [
+        {},
+        {"repetition_penalty": 1.3},
+        {"frequency_penalty": 1.0},
+        {"presence_penalty": 1.0},
+    ]
+    drawn = [Drawn(prompt, {**options, **penalty}) for penalty in penalties]
+    drawn += [Drawn(make_prompt(9, 3), {"seed": seed, "max_tokens": 6, "logprobs": 1}) for seed in range(8)]
+    outcomes, differences = await one_answer(client, drawn, model.name, tmp_path)
+    assert not differences, differences
+    ids = [outcome.choices[0].token_ids for outcome in outcomes if isinstance(outcome, GenerationResult)]
+    assert [answer[0] for answer in ids[:4]] == [word, other, word, word]
+    assert len(set(ids[4:])) == 8
 
 
 async def test_penalties_count_the_first_token_as_output(client: AsyncClient, tokenizer: Tokenizer) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from corun_pd.bench.bits import check_company, check_handover
+from corun_pd.bench.bits import check_company, check_handover, differences
 from corun_pd.bench.process import EngineProcess, Job
 from corun_pd.bench.workloads import EngineRequest, mixed_requests
 from corun_pd.core import Role, SamplingParams
@@ -15,6 +15,11 @@ from tests.engine.conftest import engine_config, model_of
 from tests.engine.workload import BLOCK, CHUNK, SLOTS, VOCABULARY, make_prompt
 
 WIDTH = 4 * CHUNK
+
+#: KV blocks of a small pool, and the bytes of one in qwen3-wide: 2 layers of keys and values, 4 heads of 64.
+#: vLLM keeps one block more, for padding.
+POOL = 20
+BLOCK_BYTES = 2 * 2 * BLOCK * 4 * 64 * 2
 
 
 def make_mixed(count: int, chunk: int, seed: int) -> list[EngineRequest]:
@@ -32,12 +37,13 @@ def check_contract(
     requests: list[EngineRequest],
     logs: Path,
     also: Callable[[EngineProcess], None] = lambda engine: None,
+    **changes: object,
 ) -> None:
     """Fails when one bit differs in other company, or with prefill and decode on two engines.
 
     `also` gets the colocated engine when it is done: one takes long to start.
     """
-    model, config = model_of(family), engine_config(mode)
+    model, config = model_of(family), engine_config(mode, **changes)
     others = make_mixed(SLOTS, CHUNK, seed=8)
     with EngineProcess(model, Role.COLOCATED, config, logs / "colocated.log") as engine:
         engine.ready()
@@ -69,9 +75,37 @@ def check_packing(engine: EngineProcess) -> None:
     assert (prefill_steps, rest) == (3, 0)
 
 
+def check_scarcity(engine: EngineProcess) -> None:
+    """Eight sequences of 4 KV blocks each in a pool of 20: some wait, none is preempted (C14 c).
+
+    Their prompts alone would fit all at once, with 2 blocks each.
+    """
+    requests = [
+        EngineRequest(
+            make_prompt(40, at), SamplingParams(max_tokens=80, seed=at, ignore_eos=True, logprobs=0)
+        )
+        for at in range(SLOTS)
+    ]
+    alone = engine.run(Job(requests, concurrency=1))
+    together = engine.run(Job(requests))
+    assert differences("scarce", alone.records, together.records).same_bits == SLOTS
+    assert together.load_before.free_blocks == together.load_after.free_blocks == POOL
+    steps = together.load_after.steps - together.load_before.steps
+    assert 2 * 79 < steps < 3 * 79
+
+
 def test_packed_prefill_keeps_the_contract(tmp_path: Path) -> None:
-    """Prompts that share steps of 256 tokens with whoever is there, on qwen3-wide; the padding is counted."""
-    check_contract("qwen3", "packed", make_mixed(24, WIDTH, seed=7), tmp_path, check_packing)
+    """Prompts that share steps of 256 tokens with whoever is there, on qwen3-wide, in a small pool.
+
+    Among them are prompts of several seeds in one step (C14 b).
+    """
+
+    def also(engine: EngineProcess) -> None:
+        check_packing(engine)
+        check_scarcity(engine)
+
+    room = {"max_model_tokens": POOL * BLOCK, "kv_cache_bytes": (POOL + 1) * BLOCK_BYTES}
+    check_contract("qwen3", "packed", make_mixed(24, WIDTH, seed=7), tmp_path, also, **room)
 
 
 def test_experts_keep_the_contract(tmp_path: Path) -> None:

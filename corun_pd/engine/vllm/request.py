@@ -25,7 +25,9 @@ SIBLING_SEEDS = "corun_pd_sibling_seeds"
 
 def make_request(work: LegWork, eos_token_ids: Sequence[int], engine_seeds: bool) -> Request:
     """The vLLM request of a leg. `engine_seeds`: the runner itself draws from (seed, position)."""
-    sampling = work.sampling
+    # Prefill gave the prompt's logprobs. Here vLLM would leave the handed-over KV cache for them, even when
+    # they are taken back later, and compute the prompt.
+    sampling = work.sampling if work.resume is None else work.sampling.for_decode()
     extra: dict[str, Any] = {SEED: sampling.seed}
     if work.resume is not None:
         first, handoff = work.resume
@@ -36,8 +38,6 @@ def make_request(work: LegWork, eos_token_ids: Sequence[int], engine_seeds: bool
     if work.sibling_seeds:
         extra[SIBLING_SEEDS] = list(work.sibling_seeds)
     params = _vllm_params(sampling, only_first=work.hand_off, extra=extra)
-    if work.resume is not None:
-        params.prompt_logprobs = None  # Prefill gave them; here they would make vLLM compute the prompt.
     if engine_seeds:
         params.seed = sampling.seed
     eos = list(eos_token_ids)

@@ -48,7 +48,7 @@ test: test-fast ## Runs every test, those with real engines on the CPU too.
 test-fast: $(STAMP) ## Runs the tests that need no real engine, on two cores in under a minute.
 	$(BIN)/python -m pytest -n 2 tests/unit tests/integration
 
-test-exhaustive: $(STAMP) ## Runs the tests of further architectures on real engines.
+test-exhaustive: $(STAMP) ## Runs 2,000 drawn requests and further architectures on real engines.
 	$(BIN)/python -m pytest -m exhaustive tests/engine
 
 check: lint test ## What CI runs.

@@ -54,9 +54,13 @@ class Ablation(StrEnum):
 
 
 class PrefillConfig(Model):
-    """How prompts are computed. `chunk_tokens` is C of `isolated` and T of `packed`."""
+    """How prompts are computed.
 
-    mode: Literal["isolated", "packed", "batch-invariant"] = "isolated"
+    `chunk_tokens` is C of `isolated`, T of `packed` and the most tokens of a step of `hybrid`, which runs
+    batch-invariant kernels (CUDA). `batch-invariant` is the standard role's baseline.
+    """
+
+    mode: Literal["isolated", "packed", "hybrid", "batch-invariant"] = "isolated"
     chunk_tokens: Annotated[int, Field(ge=3)] = 2048
 
 

@@ -7,7 +7,7 @@ from corun_pd.config import Ablation, EngineConfig, PrefillConfig
 from corun_pd.core import Role
 from corun_pd.errors import ConfigError
 
-__all__ = ["ABLATION", "MODES", "Mode", "mode_named", "modes_named"]
+__all__ = ["ABLATION", "COMPILED", "MODES", "Mode", "mode_named", "modes_named"]
 
 #: After a mode's name: the model is compiled.
 COMPILED: Final = "+compiled"
@@ -41,6 +41,7 @@ MODES: Final = {
         Mode("batch-invariant", Role.STANDARD, "batch-invariant"),
         Mode("isolated", Role.COLOCATED, "isolated"),
         Mode("packed", Role.COLOCATED, "packed"),
+        Mode("hybrid", Role.COLOCATED, "hybrid"),
         Mode("isolated prefill alone", Role.COLOCATED, "isolated", _NOTHING_ELSE),
         Mode("isolated, Split-KV off", Role.COLOCATED, "isolated", _NOTHING_ELSE[:2]),
         Mode("isolated, decode not padded", Role.COLOCATED, "isolated", _NOTHING_ELSE[:1]),

@@ -24,12 +24,17 @@ def device_type() -> str:
 def engine_arguments(model: Path, role: Role, config: EngineConfig) -> dict[str, Any]:
     """Keyword arguments of vLLM's EngineArgs, less the KV transfer.
 
-    Raises SetupError for a prefill mode that the role cannot run.
+    Raises SetupError for a prefill mode that the role or the device cannot run.
     """
+    if config.prefill.mode == "hybrid" and role is not Role.STANDARD and device_type() != "cuda":
+        raise SetupError(
+            "engine.prefill.mode: hybrid needs batch-invariant kernels; vLLM 0.32.0 has them on CUDA alone; "
+            f"this is a {device_type()} engine, which runs isolated or packed"
+        )
     if config.prefill.mode == "batch-invariant" and role is not Role.STANDARD:
         raise SetupError(
-            f"engine.prefill.mode: batch-invariant is a baseline of the standard role; {role} runs isolated "
-            "or packed"
+            f"engine.prefill.mode: batch-invariant is a baseline of the standard role; {role} runs "
+            "isolated, packed or hybrid"
         )
     arguments: dict[str, Any] = {
         "model": str(model),

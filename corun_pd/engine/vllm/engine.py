@@ -162,6 +162,10 @@ class VllmEngine:
         args = arguments.engine_arguments(self.model, self.role, self.config)
         vllm_config = EngineArgs(**args, kv_transfer_config=transfer).create_engine_config()
         contract.require_sound(self.role, vllm_config)
+        if self.config.prefill.mode == "hybrid" and self.role is not Role.STANDARD:
+            from corun_pd.engine.vllm import batch_invariance
+
+            batch_invariance.require_batch_invariance(vllm_config)
         self._core = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
         self._scheduler: CountingScheduler = self._core.scheduler
         self._eos = contract.eos_token_ids(vllm_config)

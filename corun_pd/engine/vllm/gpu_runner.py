@@ -21,21 +21,27 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from corun_pd.config import Ablation
 from corun_pd.engine.vllm import gpu_prompt_logprobs
+from corun_pd.engine.vllm.batch_invariance import BatchInvariance, require_batch_invariant_layers
 from corun_pd.engine.vllm.gpu_siblings import OutputWithSiblings, Turn, draw_turns, ending_prompts
 from corun_pd.engine.vllm.request import sibling_seeds_of
 from corun_pd.engine.vllm.settings import Settings
+from corun_pd.errors import SetupError
 
 __all__ = ["CoRunGPUModelRunner"]
 
 
 class CoRunGPUModelRunner(GPUModelRunner):  # type: ignore[misc]
-    """Runs what the scheduler made of it: a step of prompts as it is or padded to T, or N rows."""
+    """Runs what the scheduler made of it: a step of prompts as it is or padded to T, or N rows.
+
+    In `hybrid`, a step of prompts runs vLLM's batch-invariant kernels, as wide as it is.
+    """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self.settings = Settings.from_vllm(vllm_config)
         self.fixed_shape = False
         self.prefill_width: int | None = None
+        self.batch_invariance: BatchInvariance | None = None
 
     def enforce(self) -> None:
         """Puts the scheme in force. Called once vLLM has warmed up, which it does in shapes of its own."""
@@ -45,6 +51,21 @@ class CoRunGPUModelRunner(GPUModelRunner):  # type: ignore[misc]
         if self.settings.prefill_mode == "packed":
             self._forbid_prefill_split_kv()
             self._dispatch_prefill_at_width()
+        if self.settings.prefill_mode == "hybrid":
+            self._make_prefill_batch_invariant()
+
+    def _make_prefill_batch_invariant(self) -> None:
+        """Has the kernels switched by step. Decode's graph was captured with the ordinary ones."""
+        backends = {group.backend.get_name() for groups in self.attn_groups for group in groups}
+        if backends != {"FLASH_ATTN"}:
+            raise SetupError(
+                f"engine.prefill.mode: hybrid: attention runs {', '.join(sorted(backends))}; its kernels are "
+                "switched by step with FLASH_ATTN alone"
+            )
+        require_batch_invariant_layers(self.model)
+        self._forbid_prefill_split_kv()
+        self.batch_invariance = BatchInvariance()
+        self.batch_invariance.take_routers(self.model)
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         """The step's tokens, and those of siblings."""
@@ -54,6 +75,14 @@ class CoRunGPUModelRunner(GPUModelRunner):  # type: ignore[misc]
             return output
         self.sampler.sibling_turns = []
         return OutputWithSiblings(output, turns)
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        """A step up to its hidden states; the LM head and the sampler follow in `sample_tokens`."""
+        try:
+            return super().execute_model(*args, **kwargs)
+        finally:
+            if self.batch_invariance is not None:
+                self.batch_invariance.off()
 
     def _pad_sampling(self) -> None:
         """Gives the LM head and the sampler N rows."""
@@ -104,6 +133,8 @@ class CoRunGPUModelRunner(GPUModelRunner):  # type: ignore[misc]
             return state._replace(decode_graph_eligible=True), 1
         if self.settings.prefill_mode == "packed":
             self.prefill_width = self.settings.chunk_tokens
+        elif self.batch_invariance is not None:
+            self.batch_invariance.on()
         elif len(rows) != 1:
             raise RuntimeError(f"an isolated prefill step holds {len(rows)} prompts")
         return state._replace(decode_graph_eligible=False), None

@@ -179,8 +179,8 @@ class CoRunScheduler(CountingScheduler):
         taken = output.total_num_scheduled_tokens
         if taken != tokens:
             raise RuntimeError(f"a prefill step of {tokens} tokens was scheduled with {taken}")
-        packed = self.settings.prefill_mode != "isolated"
-        self._count(taken, self.settings.chunk_tokens if packed else taken, taken)
+        padded = self.settings.prefill_mode == "packed"
+        self._count(taken, self.settings.chunk_tokens if padded else taken, taken)
         return output
 
     def _decode_step(self, slots: int, blocks: int) -> SchedulerOutput:

@@ -60,4 +60,6 @@ class Settings:
         """The policy of the prefill mode."""
         if self.prefill_mode == "isolated":
             return IsolatedPrefill(self.chunk_tokens)
+        if self.prefill_mode == "hybrid":
+            return PackedPrefill(self.chunk_tokens, fill=0.0)  # No step is padded, so none waits.
         return PackedPrefill(self.chunk_tokens)

@@ -58,6 +58,7 @@ stage_d1() { same qwen3-8b-packed 570 qwen3-8b packed 2048 256 16 8000; }
 stage_d2s() { same qwen3-8b-12-layers-standard 105 qwen3-8b standard 2048 128 8 8000 --layers 12; }
 stage_d2i() { same qwen3-8b-12-layers-isolated 230 qwen3-8b isolated 2048 128 8 8000 --layers 12; }
 stage_d2h() { same qwen3-8b-12-layers-hybrid 235 qwen3-8b hybrid 2048 128 8 8000 --layers 12; }
+stage_d2p() { same qwen3-8b-12-layers-packed 230 qwen3-8b packed 2048 128 8 8000 --layers 12; }
 stage_d2() { stage_d2s; stage_d2i; stage_d2h; }
 # A pair of engines shares the GPU: 24 of 48 layers let each have its weights.
 stage_moe() { same qwen3-30b-a3b-24-layers 230 qwen3-30b-a3b packed,standard 256 64 8 8000 --layers 24; }
@@ -136,6 +137,7 @@ list() {
 stage     seconds  what
 d1            570  2,048 prompts, Qwen3-8B's shape, packed: alone, reversed, crowd, p/d, restart
 d2            570  the same at 12 layers: d2s standard (105), d2i isolated (230), d2h hybrid (235)
+d2p           230  the same at 12 layers, packed
 shapes        550  256 prompts: moe Qwen3-30B-A3B (230), mla DeepSeek-V3 (150), hy3 Hunyuan 3 (170)
 t1            565  throughput, timeline, latency, concurrency, padding; five modes
 long          570  throughput of every workload of the paper at 12 layers; four modes

@@ -1,4 +1,4 @@
-"""What keeps an engine from starting is said, and soon."""
+"""What keeps an engine from starting is said, and soon (C28)."""
 
 import socket
 import subprocess

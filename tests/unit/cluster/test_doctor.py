@@ -1,4 +1,4 @@
-"""Package combinations that are known to break."""
+"""Package combinations that are known to break (C28)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""CSV traces: BurstGPT and Azure."""
+"""CSV traces: BurstGPT (C25) and Azure."""
 
 import gzip
 from pathlib import Path

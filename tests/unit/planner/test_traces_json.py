@@ -1,4 +1,4 @@
-"""JSON traces: Mooncake, vLLM's timed trace, ShareGPT, batch files."""
+"""JSON traces: Mooncake, vLLM's timed trace, ShareGPT, batch files (C26)."""
 
 import json
 from pathlib import Path

@@ -1,21 +1,25 @@
 """`corun-pd plan`: how many prefill and decode instances a workload takes."""
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
 import orjson
 
 from corun_pd.cli.plan_inputs import FORMATS, length_rule, open_trace, parse_load, parse_numbers
+from corun_pd.cli.plan_output import plan_row, plan_table, sensitivity_table
 from corun_pd.errors import ConfigError
+from corun_pd.planner.deploy import cluster_config, write_cluster
 from corun_pd.planner.goal import Goal, Objective
 from corun_pd.planner.memory import MemoryPlan, plan_memory
 from corun_pd.planner.model_shape import ModelShape
+from corun_pd.planner.page import write_page
 from corun_pd.planner.profiles import open_profile
-from corun_pd.planner.search import Plan, search
+from corun_pd.planner.search import search
+from corun_pd.planner.sensitivity import Sensitivity, sensitivity
 from corun_pd.planner.space import Space
-from corun_pd.planner.traces import take
+from corun_pd.planner.traces import TraceRequest, take
+from corun_pd.planner.words import explain
 
 __all__ = ["plan"]
 
@@ -62,6 +66,15 @@ FilePath = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--ttft-p95-s", type=float, help="A bound on the time to the first token.")
 @click.option("--tpot-p95-s", type=float, help="A bound on the time per further token.")
+@click.option("--explain", "in_words", is_flag=True, help="Say in words which pool limits and why.")
+@click.option(
+    "--sensitivity", "fifths", is_flag=True, help="Try the plan with each assumption 20 % less and more."
+)
+@click.option("--every-layout", is_flag=True, help="Simulate those too that cannot win, for the figures.")
+@click.option("--html", "page", type=FilePath, help="Write a report with figures.")
+@click.option(
+    "--config", "cluster_file", type=FilePath, help="Write the plan as a file that `up` takes; needs --model."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def plan(
     profiles: Sequence[str],
@@ -87,9 +100,16 @@ def plan(
     objective: str,
     ttft_p95_s: float | None,
     tpot_p95_s: float | None,
+    in_words: bool,
+    fifths: bool,
+    every_layout: bool,
+    page: Path | None,
+    cluster_file: Path | None,
     as_json: bool,
 ) -> None:
     """Simulates layouts on a workload and says which is best, or why none will do."""
+    if cluster_file is not None and model is None:
+        raise ConfigError("--config names a model's folder: give --model, the config.json in it")
     goal = Goal(Objective(objective), ttft_p95_s, tpot_p95_s)
     load = parse_load(load_text)
     trace = open_trace(form, source, length_rule(tokenizer, characters_per_token), requests)
@@ -112,53 +132,43 @@ def plan(
             tensor_parallel_size=gpus_per_instance,
         )
         kv_blocks = memory.kv_blocks
-    found = search(
-        lambda: trace if requests is None else take(trace, requests, repeat=repeat),
-        Space(gpus, costs, slots, kv_blocks, block_tokens, gpus_per_instance),
-        goal,
-        load,
-        max_tokens=max_tokens,
-    )
+
+    def requests_anew() -> Iterable[TraceRequest]:
+        return trace if requests is None else take(trace, requests, repeat=repeat)
+
+    space = Space(gpus, costs, slots, kv_blocks, block_tokens, gpus_per_instance)
+    found = search(requests_anew, space, goal, load, max_tokens=max_tokens, every=every_layout)
+    best = found[0]
+    words = explain(found, goal, load)
+    rows: list[Sensitivity] = []
+    if fifths or page is not None:
+        rows = list(sensitivity(requests_anew, best, goal, load, max_tokens=max_tokens))
+    inputs = [*trace.report.lines(), *(memory.lines() if memory else ())]
+    table = plan_table(found)
+    if page is not None:
+        write_page(page, inputs=inputs, plans=found, table=plan_table(found, 40), words=words, rows=rows)
+    if cluster_file is not None and model is not None:
+        config = cluster_config(
+            best,
+            model.resolve().parent,
+            gpus_per_instance=gpus_per_instance,
+            max_model_tokens=max_model_tokens,
+            memory_ratio=memory_ratio if memory else None,
+        )
+        write_cluster(config, cluster_file, f"{best.layout.words}: `corun-pd up {cluster_file.name}`")
     if as_json:
-        report = {"trace": trace.report.lines(), "memory": memory, "plans": [_row(one) for one in found]}
+        report = {
+            "trace": trace.report.lines(),
+            "memory": memory,
+            "words": words,
+            "plans": [plan_row(one) for one in found],
+            "sensitivity": rows,
+        }
         click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
         return
-    click.echo("\n".join([*trace.report.lines(), *(memory.lines() if memory else ()), *_table(found)]))
-    best = found[0]
+    said = [*inputs, *table, *(words if in_words else ()), *(sensitivity_table(rows) if fifths else ())]
+    click.echo("\n".join(said))
     click.echo(
         f"best: {best.layout.words} on {best.gpus} GPUs, N = {best.layout.slots}; "
         f"start-up of {best.outcome.start_up_s:g} s comes on top"
     )
-
-
-def _row(one: Plan) -> dict[str, object]:
-    return {
-        "layout": dataclasses.asdict(one.layout),
-        "prefill": one.profile.prefill.model_dump(include={"mode", "chunk_tokens"}),
-        "fingerprint": one.profile.fingerprint,
-        "gpus": one.gpus,
-        "least_makespan_s": one.least_makespan_s,
-        "output_tokens_per_s": one.outcome.output_tokens_per_s,
-        **dataclasses.asdict(one.outcome),
-    }
-
-
-def _table(plans: Sequence[Plan]) -> list[str]:
-    """The ten best, in 80 columns; times in seconds."""
-    head = ("makespan", "bound", "tokens/s", "TTFT p95", "TPOT p95", "P busy", "D slots")
-    lines = [f"{'layout':<9} {'prefill':<13} {'N':>4} " + " ".join(f"{name:>8}" for name in head)]
-    for one in plans[:10]:
-        outcome, layout, prefill = one.outcome, one.layout, one.profile.prefill
-        words = f"{layout.colocated}C" if layout.colocated else f"{layout.prefill}P + {layout.decode}D"
-        cells = (
-            f"{outcome.makespan_s:.1f}",
-            f"{one.least_makespan_s:.1f}",
-            f"{outcome.output_tokens_per_s:.0f}",
-            f"{outcome.ttft.p95:.2f}",
-            f"{outcome.tpot.p95:.4f}",
-            f"{outcome.prefill.busy_ratio:.0%}",
-            f"{outcome.decode.use_ratio:.0%}",
-        )
-        name = f"{prefill.mode} {prefill.chunk_tokens}"
-        lines.append(f"{words:<9} {name:<13} {layout.slots:>4} " + " ".join(f"{c:>8}" for c in cells))
-    return lines

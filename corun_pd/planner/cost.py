@@ -88,6 +88,20 @@ class Profile(Model):
         slope = left.kv_token_s + (right.kv_token_s - left.kv_token_s) * part
         return StepCost(self._base(slots), slope)
 
+    def scaled(self, prefill: float = 1.0, decode: float = 1.0, transfer: float = 1.0) -> Self:
+        """The same with costs taken so many times."""
+        points = tuple(
+            point.model_copy(
+                update={"base_s": point.base_s * decode, "kv_token_s": point.kv_token_s * decode}
+            )
+            for point in self.decode
+        )
+        link = TransferCost(
+            latency_s=self.transfer.latency_s * transfer, bytes_per_s=self.transfer.bytes_per_s / transfer
+        )
+        fields = self.__dict__ | {"prefill": self.prefill.scaled(prefill), "decode": points, "transfer": link}
+        return type(self)(**{name: fields[name] for name in type(self).model_fields})
+
     def to_json(self) -> str:
         """The profile as `load_profile` reads it."""
         return self.model_dump_json(indent=2) + "\n"

@@ -38,6 +38,11 @@ class IsolatedCost(Model):
         """What the engines run."""
         return IsolatedPrefill(self.chunk_tokens)
 
+    def scaled(self, factor: float) -> Self:
+        """The same with every time taken so many times."""
+        prompts = tuple((tokens, seconds * factor) for tokens, seconds in self.prompts)
+        return type(self)(chunk_tokens=self.chunk_tokens, prompts=prompts)
+
     def step_s(self, tokens: int, context_pairs: int, end: int) -> float:
         """A step that takes a prompt's tokens up to `end`: the difference of two whole prompts.
 
@@ -75,6 +80,14 @@ class PackedCost(Model):
     def policy(self) -> PrefillPolicy:
         """What the engines run."""
         return PackedPrefill(self.chunk_tokens)
+
+    def scaled(self, factor: float) -> Self:
+        """The same with every time taken so many times."""
+        return type(self)(
+            chunk_tokens=self.chunk_tokens,
+            full_step_s=self.full_step_s * factor,
+            context_pair_s=self.context_pair_s * factor,
+        )
 
     def step_s(self, tokens: int, context_pairs: int, end: int) -> float:
         """A step, whatever it holds."""

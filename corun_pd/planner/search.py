@@ -39,8 +39,9 @@ def search(
     load: Load,
     *,
     max_tokens: int = 0,
+    every: bool = False,
 ) -> list[Plan]:
-    """Plans that meet the goal, best first, of those that had to be simulated.
+    """Plans that meet the goal, best first, of those that had to be simulated; with `every` of all.
 
     `requests` gives the workload anew at each call. Raises Infeasible, naming the limit that binds, when
     no layout meets the goal.
@@ -50,7 +51,7 @@ def search(
     met: list[tuple[float, Plan]] = []
     missed: list[Plan] = []
     for bound, least_s, layout, profile in sorted(_bounded(space, works, goal), key=lambda row: row[0]):
-        if met and bound >= min(cost for cost, _ in met):
+        if not every and met and bound >= min(cost for cost, _ in met):
             break
         outcome = simulate(requests(), layout, profile, load, max_tokens=max_tokens)
         if outcome.refused:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from corun_pd.core import Edge
-from corun_pd.errors import SetupError
+from corun_pd.errors import ConfigError, SetupError
 from corun_pd.planner.job import Job
 from corun_pd.planner.layout import Layout
 from corun_pd.planner.load import ClosedLoop, Load, Offline, Online
@@ -63,6 +63,10 @@ class Source:
     def _draw(self, queued_s: float) -> None:
         assert self._next is not None
         _, prompt, output, _ = self._next
+        if prompt < 1 or output < 1:
+            raise ConfigError(
+                f"trace: request {self._drawn} has {prompt} prompt and {output} output tokens; each takes one"
+            )
         job = Job(self._drawn, queued_s, prompt, output, self._max_tokens)
         self._drawn += 1
         self._next = next(self._requests, None)

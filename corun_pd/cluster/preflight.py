@@ -54,9 +54,21 @@ def _check_model(config: ClusterConfig) -> None:
 
 
 def _check_cores(config: ClusterConfig) -> None:
-    here = os.sched_getaffinity(0)
     for place, instance in enumerate(config.instances):
-        if missing := sorted(set(instance.cores or ()) - here):
-            raise ConfigError(
-                f"instances.{place}.cores: no core {missing[0]} here (there are {sorted(here)})"
-            )
+        for core in sorted(set(instance.cores or ())):
+            if not _is_usable(core):
+                here = sorted(os.sched_getaffinity(0))
+                raise ConfigError(f"instances.{place}.cores: no core {core} here (there are {here})")
+
+
+def _is_usable(core: int) -> bool:
+    """Whether a child can be pinned to the core. This process may be pinned to others itself."""
+    before = os.sched_getaffinity(0)
+    if core in before:
+        return True
+    try:
+        os.sched_setaffinity(0, {core})
+    except (OSError, ValueError, OverflowError):
+        return False
+    os.sched_setaffinity(0, before)
+    return True

@@ -1,5 +1,6 @@
 """What is refused before any process is started."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -56,6 +57,20 @@ def test_core_that_is_not_there_is_named(model: Path) -> None:
     """Pinning to a missing core would fail after the start otherwise."""
     with pytest.raises(ConfigError, match=r"instances\.0\.cores: no core 4095 here"):
         check_cluster(make_config(model, instances=[{"role": "colocated", "cores": [4095]}]))
+
+
+def test_instances_may_have_cores_that_this_process_keeps_off(model: Path) -> None:
+    """A benchmark pins itself to one core, and its engines to the others."""
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("one core")
+    first, *others = sorted(before)
+    try:
+        os.sched_setaffinity(0, others)
+        check_cluster(make_config(model, instances=[{"role": "colocated", "cores": [first]}]))
+        assert os.sched_getaffinity(0) == set(others)
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def test_host_that_is_not_here_is_named() -> None:

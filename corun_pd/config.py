@@ -107,6 +107,7 @@ class RouterConfig(Model):
     `max_waiting` bounds the queue; a request beyond it gets RESOURCE_EXHAUSTED and is told to come
     back. `decode_lookahead` is how many requests may be reserved on a decode instance beyond its
     slots, so that a slot that gets free finds its KV already there; None is a quarter of the slots.
+    `max_replays` is how often a sample whose instance failed is run again from its prompt.
     """
 
     host: str = "127.0.0.1"
@@ -114,6 +115,7 @@ class RouterConfig(Model):
     max_waiting: PositiveInt = 65536
     decode_lookahead: Annotated[int, Field(ge=0)] | None = None
     default_completion_tokens: PositiveInt = 16
+    max_replays: Annotated[int, Field(ge=0)] = 2
 
 
 class InstanceConfig(Model):

@@ -7,6 +7,7 @@ is run as legs, one leg on one instance:
                   │                      ▲
                   └── finished           └── first step is decode-shaped
        any of them ─► cancelled | failed
+       any of them ─► replayed ─► prefill     an instance failed: from the prompt again
 
 The edge names are the names in logs, metrics and the planner's simulator (`Edge`).
 """
@@ -60,6 +61,7 @@ class Edge(enum.StrEnum):
     PREFILL = "prefill"
     HANDED_OFF = "handed_off"
     DECODE = "decode"
+    REPLAYED = "replayed"
     FINISHED = "finished"
     CANCELLED = "cancelled"
     FAILED = "failed"

@@ -27,11 +27,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a sample ran. `decode` is empty when the first token was the last."""
+    """Where a sample ran. `decode` is empty when the first token was the last.
+
+    `replays` is how often it was run again because an instance had failed; the rest is of the last run.
+    """
 
     prefill: str = ""
     decode: str = ""
     kv_moved_bytes: int = 0
+    replays: int = 0
 
 
 @dataclass(frozen=True, slots=True)

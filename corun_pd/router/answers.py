@@ -77,6 +77,7 @@ def _placement(delta: Delta) -> router_pb2.Placement | None:
         prefill_instance_id=delta.place.prefill,
         decode_instance_id=delta.place.decode,
         kv_moved_byte_count=delta.place.kv_moved_bytes,
+        replay_count=delta.place.replays,
     )
 
 

@@ -2,35 +2,51 @@
 
 What holds on every path, whether it ends well, fails or is cancelled: the room that was reserved is given
 back, a leg that runs is cancelled, and a ticket that nobody will pull any more is released. Nothing falls
-back: a ticket that was asked for and is missing, or does not fit the prompt, fails the sample.
+back: a ticket that was asked for and is missing, or does not fit the prompt, ends the way. After a fault of
+an instance the sample takes another way, from its prompt on, and its reader sees no difference (`replay`).
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from corun_pd.core import Edge, FinishReason, SamplingParams, TokenLogprobs
-from corun_pd.errors import CorunError
+from corun_pd.errors import ContractBroken, CorunError
 from corun_pd.router.admission import Admission
 from corun_pd.router.detokenize import TextWriter
 from corun_pd.router.fleet import Member
 from corun_pd.router.legs import LegTokens, Prefilled
 from corun_pd.router.policy import Demand, Route
+from corun_pd.router.replay import Transcript, is_fault
 from corun_pd.router.siblings import Siblings
 from corun_pd.telemetry import Telemetry
 
 __all__ = ["Delta", "Pipeline", "Place", "Sample"]
 
+logger = logging.getLogger(__name__)
+
+#: Before a replay, in seconds: an instance that failed leaves the fleet meanwhile.
+_PAUSE_S: Final = 0.05
+
+#: A sample's run from its prompt to its last delta.
+Way = AsyncGenerator["Delta", None]
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a sample ran, by instance id. `decode` is empty when the first token was the last."""
+    """Where a sample ran, by instance id. `decode` is empty when the first token was the last.
+
+    After `replays` replays, it is where the last of them ran.
+    """
 
     prefill: str
     decode: str = ""
     kv_moved_bytes: int = 0
+    replays: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +71,7 @@ class Sample:
     """One sample of a generation.
 
     `writer` None: neither text nor stop strings are wanted. `stream`: tokens are wanted as they come.
-    `admitted_at` is when it left the queue, on the monotonic clock.
+    `admitted_at` is when it first left the queue, on the monotonic clock.
     """
 
     generation_id: str
@@ -65,9 +81,15 @@ class Sample:
     writer: TextWriter | None
     stream: bool
     admitted_at: float = 0.0
+    transcript: Transcript = field(default_factory=Transcript)
 
     def render(self, tokens: LegTokens) -> Delta:
-        """Tokens with their text. A stop string ends the sample with the token that completed it."""
+        """Tokens with their text, less those of a replay that the reader has. May be empty.
+
+        A stop string ends the sample with the token that completed it. Raises ContractBroken where a replay
+        differs.
+        """
+        tokens = self.transcript.fresh(tokens)
         delta = self._render(tokens)
         if tokens.prompt_logprobs is not None:
             delta = replace(delta, prompt_logprobs=tokens.prompt_logprobs)
@@ -87,9 +109,11 @@ class Sample:
 class Pipeline:
     """Runs samples on the fleet that `admission` knows."""
 
-    def __init__(self, admission: Admission[Member], telemetry: Telemetry) -> None:
+    def __init__(self, admission: Admission[Member], telemetry: Telemetry, max_replays: int) -> None:
+        """`max_replays` is how often a sample is run again, at most."""
         self._admission = admission
         self._telemetry = telemetry
+        self._max_replays = max_replays
 
     @contextmanager
     def open(self, samples: Sequence[Sample], route: Route) -> Iterator[list[AsyncGenerator[Delta, None]]]:
@@ -99,39 +123,84 @@ class Pipeline:
         (`aclosing`). They raise what ended their sample early; all of them are then to be closed.
         """
         if route is Route.COLOCATED:
-            yield [self._run(sample, self._colocated(sample)) for sample in samples]
+            yield [self._run(sample, self._ways_colocated(sample)) for sample in samples]
             return
         siblings = Siblings(self._admission, samples, self._edge)
         try:
             yield [
-                self._run(sample, self._disaggregated(sample, siblings, at))
-                for at, sample in enumerate(samples)
+                self._run(sample, self._ways_apart(sample, siblings, at)) for at, sample in enumerate(samples)
             ]
         finally:
             siblings.close()
 
-    async def _run(self, sample: Sample, way: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
+    async def _run(self, sample: Sample, ways: Iterator[Way]) -> AsyncGenerator[Delta, None]:
         self._edge(Edge.QUEUED, sample)
         try:
-            async with aclosing(way) as deltas:
+            async with aclosing(self._replayed(sample, ways)) as deltas:
                 async for delta in deltas:
                     yield delta
         except (asyncio.CancelledError, GeneratorExit):
             self._edge(Edge.CANCELLED, sample)
             raise
         except CorunError as error:
+            if isinstance(error, ContractBroken):
+                logger.error("generation %s, sample %d: %s", sample.generation_id, sample.index, error)
             self._edge(Edge.FAILED, sample, reason=error.reason)
             raise
         self._edge(Edge.FINISHED, sample)
 
-    async def _disaggregated(
-        self, sample: Sample, siblings: Siblings[Sample], at: int
-    ) -> AsyncGenerator[Delta, None]:
+    async def _replayed(self, sample: Sample, ways: Iterator[Way]) -> AsyncGenerator[Delta, None]:
+        """Goes the first way, and after each fault the next one. Raises the error that ended the last."""
+        fault: CorunError | None = None
+        for way in ways:
+            try:
+                async with aclosing(way) as deltas:
+                    async for delta in deltas:
+                        if delta.token_ids or delta.prompt_logprobs is not None or delta.place is not None:
+                            yield delta
+                return
+            except CorunError as error:
+                if fault is not None and "role" in error.metadata:
+                    raise fault from error  # nobody is left to replay on: what the caller lost is the news
+                if not self._may_replay(sample, error):
+                    raise
+                fault = error
+            sample.transcript.start_over()
+            self._edge(Edge.REPLAYED, sample, reason=fault.reason)
+            logger.warning(
+                "generation %s, sample %d: replay %d of at most %d after %s: %s",
+                sample.generation_id,
+                sample.index,
+                sample.transcript.replays,
+                self._max_replays,
+                fault.reason,
+                fault,
+            )
+            await asyncio.sleep(_PAUSE_S)
+
+    def _may_replay(self, sample: Sample, error: CorunError) -> bool:
+        transcript = sample.transcript
+        return is_fault(error) and transcript.can_repeat and transcript.replays < self._max_replays
+
+    def _ways_colocated(self, sample: Sample) -> Iterator[Way]:
+        while True:
+            yield self._colocated(sample)
+
+    def _ways_apart(self, sample: Sample, siblings: Siblings[Sample], at: int) -> Iterator[Way]:
+        """With its siblings first, then on its own: they may be anywhere by then."""
+        yield self._disaggregated(sample, siblings, at)
+        while True:
+            # Need not be closed: there is nobody whose start could be left.
+            yield self._disaggregated(sample, Siblings(self._admission, [sample], self._edge), 0)
+
+    async def _disaggregated(self, sample: Sample, siblings: Siblings[Sample], at: int) -> Way:
         with await siblings.start(at) as start:
             prefill, decode, ticket = start.prefill, start.decode, start.ticket
+            transcript = sample.transcript
+            transcript.runs_on(prefill.info, None if decode is None else decode.info)
             delta = sample.render(_first_tokens(start.first))
             if delta.finish is not None:
-                yield replace(delta, place=Place(prefill.info.instance_id))
+                yield replace(delta, place=Place(prefill.info.instance_id, replays=transcript.replays))
                 return
             handoff = ticket.show(sample.prompt)
             assert decode is not None  # a first token that is the only one has ended the sample
@@ -153,17 +222,17 @@ class Pipeline:
                         yield delta
                         continue
                     moved = tokens.kv_pulled_bytes or handoff.block_count * decode.info.block_bytes
-                    yield replace(
-                        delta, place=Place(prefill.info.instance_id, decode.info.instance_id, moved)
-                    )
+                    names = prefill.info.instance_id, decode.info.instance_id
+                    yield replace(delta, place=Place(*names, moved, transcript.replays))
                     return
 
-    async def _colocated(self, sample: Sample) -> AsyncGenerator[Delta, None]:
+    async def _colocated(self, sample: Sample) -> Way:
         demand = Demand(len(sample.prompt), sample.sampling.max_tokens)
         with await self._admission.admit(Route.COLOCATED, demand) as room:
-            sample.admitted_at = time.monotonic()
+            sample.admitted_at = sample.admitted_at or time.monotonic()
             member = room.decode
             assert member is not None
+            sample.transcript.runs_on(member.info, None)
             self._edge(Edge.PREFILL, sample, instance=member.info.instance_id)
             with member.colocated.generate(
                 sample.prompt, sample.sampling, sample.generation_id, stream=sample.stream
@@ -173,7 +242,8 @@ class Pipeline:
                     if delta.finish is None:
                         yield delta
                         continue
-                    yield replace(delta, place=Place(member.info.instance_id, member.info.instance_id))
+                    name = member.info.instance_id
+                    yield replace(delta, place=Place(name, name, replays=sample.transcript.replays))
                     return
 
     def _edge(self, edge: Edge, sample: Sample, **facts: object) -> None:

@@ -8,7 +8,7 @@ the sample: this is how silent data corruption is found.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from corun_pd.core import TokenLogprobs
+from corun_pd.core import InstanceInfo, Role, TokenLogprobs
 from corun_pd.errors import ContractBroken, CorunError, EngineFailed, HandoffRejected, Unavailable
 from corun_pd.router.legs import LegTokens
 
@@ -28,14 +28,23 @@ def is_fault(error: CorunError) -> bool:
 class Transcript:
     """What a sample has given its reader, against which replays are checked."""
 
-    __slots__ = ("_at", "_has_prompt_logprobs", "_logprobs", "_token_ids", "replays")
+    __slots__ = ("_at", "_has_prompt_logprobs", "_logprobs", "_runs", "_token_ids", "can_repeat", "replays")
 
     def __init__(self) -> None:
         self.replays = 0
+        #: Whether a replay would give the same again. A standard instance is outside the contract.
+        self.can_repeat = True
+        self._runs: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._has_prompt_logprobs = False
         self._at = 0
+
+    def runs_on(self, prefill: InstanceInfo, decode: InstanceInfo | None) -> None:
+        """Where it runs now, for whoever looks into a broken contract. A colocated instance comes alone."""
+        names = [info.instance_id for info in (prefill, decode) if info is not None]
+        self._runs.append(" and ".join(names))
+        self.can_repeat = prefill.role is not Role.STANDARD
 
     def start_over(self) -> None:
         """The sample runs again from its prompt."""
@@ -54,8 +63,7 @@ class Transcript:
             tokens = replace(tokens, token_ids=tokens.token_ids[again:], logprobs=tokens.logprobs[again:])
         self._at += count
         if tokens.finish is not None and self._at < len(self._token_ids):
-            end = f"it ended after {self._at} tokens of {len(self._token_ids)}"
-            raise ContractBroken(f"a replay differs from what was given: {end}")
+            raise self._broken(f"it ended after {self._at} tokens of {len(self._token_ids)}")
         self._token_ids += tokens.token_ids
         self._logprobs += tokens.logprobs
         if tokens.prompt_logprobs is not None:
@@ -69,9 +77,11 @@ class Transcript:
         given = self._token_ids[self._at : end]
         for at, (old, new) in enumerate(zip(given, token_ids, strict=True), self._at):
             if old != new:
-                raise ContractBroken(f"a replay differs from what was given: token {at} is {new}, not {old}")
+                raise self._broken(f"token {at} is {new}, not {old}")
         for at, (was, now) in enumerate(zip(self._logprobs[self._at : end], logprobs, strict=True), self._at):
             if was != now:
-                raise ContractBroken(
-                    f"a replay differs from what was given: the logprobs of token {at} are {now}, not {was}"
-                )
+                raise self._broken(f"the logprobs of token {at} are {now}, not {was}")
+
+    def _broken(self, difference: str) -> ContractBroken:
+        places = f"; it ran on {', then on '.join(self._runs)}" if self._runs else ""
+        return ContractBroken(f"a replay differs from what was given: {difference}{places}")

@@ -85,7 +85,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self._text = text
         self._fleet = fleet
         self._admission = admission
-        self._pipeline = Pipeline(admission, self.telemetry)
+        self._pipeline = Pipeline(admission, self.telemetry, config.max_replays)
 
     async def Generate(  # noqa: N802 - the wire's name
         self, request: router_pb2.GenerateRequest, context: GenerateContext

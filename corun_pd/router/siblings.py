@@ -119,7 +119,7 @@ class Siblings(Generic[S]):
             assert prefill is not None
             admitted_at = time.monotonic()
             for sibling in samples:
-                sibling.admitted_at = admitted_at
+                sibling.admitted_at = sibling.admitted_at or admitted_at
                 self._edge(Edge.PREFILL, sibling, instance=prefill.info.instance_id)
             firsts = await prefill.prefill.prefill(
                 sample.prompt,

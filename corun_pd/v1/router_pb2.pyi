@@ -58,14 +58,16 @@ class Generation(_message.Message):
     def __init__(self, generation_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_sampling_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., sample_count: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., tokens_only: bool = ..., echo: bool = ..., seeds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("prefill_instance_id", "decode_instance_id", "kv_moved_byte_count")
+    __slots__ = ("prefill_instance_id", "decode_instance_id", "kv_moved_byte_count", "replay_count")
     PREFILL_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     DECODE_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     KV_MOVED_BYTE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_COUNT_FIELD_NUMBER: _ClassVar[int]
     prefill_instance_id: str
     decode_instance_id: str
     kv_moved_byte_count: int
-    def __init__(self, prefill_instance_id: _Optional[str] = ..., decode_instance_id: _Optional[str] = ..., kv_moved_byte_count: _Optional[int] = ...) -> None: ...
+    replay_count: int
+    def __init__(self, prefill_instance_id: _Optional[str] = ..., decode_instance_id: _Optional[str] = ..., kv_moved_byte_count: _Optional[int] = ..., replay_count: _Optional[int] = ...) -> None: ...
 
 class Choice(_message.Message):
     __slots__ = ("index", "text", "token_ids", "logprobs", "finish_reason", "stop_string", "stop_token_id", "seed", "placement")

@@ -175,7 +175,12 @@ def _prompt(message: router_pb2.GenerateResponse | router_pb2.StreamEnd) -> Scor
 
 
 def _placement(message: router_pb2.Placement) -> Placement:
-    return Placement(message.prefill_instance_id, message.decode_instance_id, message.kv_moved_byte_count)
+    return Placement(
+        message.prefill_instance_id,
+        message.decode_instance_id,
+        message.kv_moved_byte_count,
+        message.replay_count,
+    )
 
 
 def _usage(message: router_pb2.Usage) -> Usage:

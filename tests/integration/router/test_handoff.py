@@ -180,7 +180,7 @@ async def test_refusal_by_decode_releases_the_prefilled_blocks(
     def refuse(_: Tickets, handoff: KvHandoff, *__: Sequence[Any]) -> None:
         raise HandoffRejected("refused by a test", handoff_id=handoff.handoff_id)
 
-    async with make_cluster() as cluster:
+    async with make_cluster(router={"max_replays": 0}) as cluster:
         monkeypatch.setattr(Tickets, "punch", refuse)
         code = await code_of(cluster.generate(text="hello", sampling=sampling()))
         assert code is grpc.StatusCode.ABORTED

@@ -169,7 +169,7 @@ async def test_prefill_instance_that_forgets_siblings_fails_the_generation(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Samples are never short without a word."""
-    async with make_cluster() as cluster:
+    async with make_cluster(router={"max_replays": 0}) as cluster:
         engine = cluster.node(Role.PREFILL).engine
         submit = engine.submit
 

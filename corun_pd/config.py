@@ -79,7 +79,8 @@ class EngineConfig(Model):
     `slots` is N, the decode shape. `max_model_tokens` None takes the model's own limit.
     `kv_cache_bytes` None lets the engine size its pool from the memory at hand.
     `lease_s` is how long a handoff that nobody pulls keeps its blocks. `weights: random` needs no
-    weights, only a config.json: it is for benchmarks of a model's shape.
+    weights, only a config.json: it is for benchmarks of a model's shape. `check_operators` runs the kernels
+    that the contract uses before the start, which fails when one of them is not invariant.
     """
 
     kind: Literal["vllm", "fake"] = "vllm"
@@ -97,6 +98,7 @@ class EngineConfig(Model):
     compile: bool = False
     attention_backend: str | None = None
     lease_s: PositiveFloat = 600.0
+    check_operators: bool = False
     ablate: tuple[Ablation, ...] = ()
     fake: FakeConfig = FakeConfig()
 

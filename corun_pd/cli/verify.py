@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import orjson
@@ -10,7 +11,9 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from corun_pd.bench.determinism import Plan, Report, check_fleet
+from corun_pd.bench.shapes import SHAPES
 from corun_pd.cli.report import as_json, as_table
+from corun_pd.cli.verify_operators import DIFFERENT, UNPROVEN, verify_operators
 from corun_pd.client import AsyncClient
 from corun_pd.cluster.local import LocalCluster
 from corun_pd.config import ClusterConfig, InstanceConfig, load_cluster
@@ -18,9 +21,6 @@ from corun_pd.core import Role
 from corun_pd.errors import ConfigError
 
 __all__ = ["verify"]
-
-DIFFERENT = 1
-UNPROVEN = 3
 
 
 @click.command()
@@ -36,6 +36,17 @@ UNPROVEN = 3
 @click.option("--max-tokens", type=click.IntRange(1), default=16, show_default=True, help="Tokens of each.")
 @click.option("--no-control", is_flag=True, help="Leave the negative control out.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the outcome here as well.")
+@click.option("--operators", is_flag=True, help="Check the kernels of a model's step instead.")
+@click.option("--model", type=click.Path(path_type=Path, exists=True), help="Whose widths, with --operators.")
+@click.option("--shape", type=click.Choice(sorted(SHAPES)), help="A shape instead of --model.")
+@click.option("--layers", type=click.IntRange(1), help="Fewer layers than the shape has.")
+@click.option(
+    "--mode", type=click.Choice(["isolated", "packed", "hybrid"]), default="packed", show_default=True
+)
+@click.option("--slots", type=click.IntRange(1), default=256, show_default=True, help="N.")
+@click.option("--chunk-tokens", type=int, default=2048, show_default=True, help="C of isolated, T of packed.")
+@click.option("--block-tokens", type=click.IntRange(1), default=16, show_default=True)
+@click.option("--timed", default="1,8,N", show_default=True, help="Row counts that are timed; N is --slots.")
 def verify(
     router: str | None,
     config_file: Path | None,
@@ -43,15 +54,22 @@ def verify(
     max_tokens: int,
     no_control: bool,
     json_file: Path | None,
+    operators: bool,
+    **shapes: Any,
 ) -> None:
-    """Runs requests alone, batched, reversed and crowded, apart and colocated, and compares every bit.
+    """Does the contract hold on this machine?
+
+    Runs requests alone, batched, reversed and crowded, apart and colocated, and compares every bit.
 
     The negative control runs them on an engine with the contract's mechanisms off, which must give other
     bits somewhere; it needs --config.
 
     Exit codes: 0 all is identical; 1 something differs, or KV blocks did not come back; 2 the check
-    could not run; 3 all is identical, but so is the control, so that this proves nothing here.
+    could not run; 3 all is identical, but so is the control, so that this proves nothing here. The same
+    codes hold with --operators, of the kernels that the contract uses.
     """
+    if operators:
+        sys.exit(verify_operators(shapes, json_file, Console()))
     if router is None and config_file is None:
         raise click.UsageError("give --router, --config or both")
     config = None if config_file is None else load_cluster(config_file)

@@ -166,6 +166,10 @@ class VllmEngine:
             from corun_pd.engine.vllm import batch_invariance
 
             batch_invariance.require_batch_invariance(vllm_config)
+        if self.config.check_operators and self.role is not Role.STANDARD:
+            from corun_pd.engine.vllm import operators
+
+            operators.require_operators(self.model, self.config)
         self._core = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
         self._scheduler: CountingScheduler = self._core.scheduler
         self._eos = contract.eos_token_ids(vllm_config)

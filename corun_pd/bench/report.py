@@ -66,10 +66,11 @@ def write_result(
     rows: object,
     program: str = "corun-pd",
     engines: Sequence[Mapping[str, object]] = (),
+    controls: Sequence[Mapping[str, object]] = (),
 ) -> None:
     """Writes one experiment's result. `program` is what the arguments in `sys.argv` were given to.
 
-    `engines` are facts of the engines that were measured. A reader never sees half a file.
+    `engines` are facts of the engines that were measured, `controls` rows that must fail. A reader never sees half a file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     result: dict[str, object] = {
@@ -82,6 +83,8 @@ def write_result(
     }
     if engines:
         result["engines"] = engines
+    if controls:
+        result["controls"] = controls
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(result, indent=2, default=str) + "\n")
     part.replace(path)

@@ -114,7 +114,8 @@ def _probes(
         kernels = _latent_prefill
     bank = _make_bank(scene, kv_lens, query_lens)
     plan, run = kernels(scene, bank)
-    is_decode = int(query_lens.max()) == 1
+    longest = int(query_lens.max())
+    is_decode = longest == 1
     shape = f"{scene.dims.heads} heads, KV to {int(kv_lens.max())} tokens"
 
     def make(kernel: str, splits: int, has_plan: bool, what: Need) -> Probe:
@@ -127,7 +128,7 @@ def _probes(
             largest=len(kv_lens) // 2,
             need=what,
             prepare=lambda rows: _step(scene, bank, rows, functools.partial(plan, splits, has_plan)),
-            apply=lambda step: _by_sequence(run(step, splits), step, is_decode),
+            apply=lambda step: _by_sequence(run(step, splits), step, longest),
             # Scattering prompts back into rows asks the host for their lengths.
             is_graphable=is_decode,
         )
@@ -181,12 +182,12 @@ def _step(scene: Scene, bank: _Sequences, rows: torch.Tensor, plan: Callable[...
     )
 
 
-def _by_sequence(output: torch.Tensor, step: _Step, is_decode: bool) -> torch.Tensor:
-    """Tokens as [sequences, most tokens, ...], zero behind the end of each; decode has one token a row."""
-    if is_decode:
+def _by_sequence(output: torch.Tensor, step: _Step, longest: int) -> torch.Tensor:
+    """Tokens as [sequences, `longest`, ...], zero behind the end of each; decode has one token a row."""
+    if longest == 1:
         return output
     starts = step.starts_cpu.tolist()
-    found = output.new_zeros(len(starts) - 1, step.most_query, *output.shape[1:])
+    found = output.new_zeros(len(starts) - 1, longest, *output.shape[1:])
     for row, (start, end) in enumerate(itertools.pairwise(starts)):
         found[row, : end - start] = output[start:end]
     return found

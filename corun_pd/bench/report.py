@@ -70,7 +70,8 @@ def write_result(
 ) -> None:
     """Writes one experiment's result. `program` is what the arguments in `sys.argv` were given to.
 
-    `engines` are facts of the engines that were measured, `controls` rows that must fail. A reader never sees half a file.
+    `engines` are facts of the engines that were measured, `controls` are rows that must fail.
+    A reader never sees half a file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     result: dict[str, object] = {

@@ -10,19 +10,23 @@ from corun_pd.engine.vllm.operators.probe import Probe
 
 __all__ = ["control_probes"]
 
+#: Sums of each row with weights of their own: one alone may round to the same in two orders.
+_SUMS = 64
+
 
 def control_probes(scene: Scene) -> list[Probe]:
     """A sum whose order begins at the row's place, as a ring all-reduce's does; one by what others hold."""
     bank = scene.bank(scene.slots, scene.dims.hidden, seed=31)
+    weights = scene.normal(_SUMS, scene.dims.hidden, seed=37)
 
     def ring(rows: torch.Tensor) -> torch.Tensor:
-        return torch.stack([_tree_sum(row.roll(-at)) for at, row in enumerate(rows)])
+        return torch.stack([_tree_sum((row * weights).roll(-at, dims=-1)) for at, row in enumerate(rows)])
 
     def split(rows: torch.Tensor) -> torch.Tensor:
         # As many parts as the batch leaves room for: a split over K that looks at the other rows.
         parts = 1 + int((rows.abs().sum(dim=1) > 0).sum()).bit_length()
-        total = rows.new_zeros(len(rows))
-        for piece in rows.tensor_split(parts, dim=1):
+        total = rows.new_zeros(len(rows), _SUMS)
+        for piece in (rows[:, None, :] * weights).tensor_split(parts, dim=-1):
             total = total + _tree_sum(piece)
         return total
 

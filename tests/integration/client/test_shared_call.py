@@ -31,7 +31,7 @@ async def test_answers_and_errors_are_those_of_own_calls(make_cluster: MakeClust
 
 async def test_a_cancelled_generation_ends_alone_and_frees_its_blocks(make_cluster: MakeCluster) -> None:
     """At the router and in the engines, while the call goes on (C21)."""
-    async with make_cluster(decode_step_s=0.005) as cluster, AsyncClient(cluster.address) as client:
+    async with make_cluster(decode_step_s=0.02) as cluster, AsyncClient(cluster.address) as client:
         async with client.shared() as calls:
             tasks = [asyncio.create_task(calls.generate("abc", max_tokens=500)) for _ in range(3)]
             engine = cluster.node(Role.DECODE).engine

@@ -60,6 +60,13 @@ COLUMNS: Final[dict[str, tuple[tuple[str, str, float], ...]]] = {
         ("same bits", "same_bits", 1),
         ("s", "seconds", 1),
     ),
+    "operators": (
+        ("kernel", "kernel", 1),
+        ("needed", "need", 1),
+        ("position differs at", "position_differs", 1),
+        ("batch differs at", "batch_differs", 1),
+        ("error", "error", 1),
+    ),
     "transfer": (
         ("MB", "kv_bytes", 1e-6),
         ("GB/s", "bytes_per_s", 1e-9),
@@ -72,7 +79,7 @@ COLUMNS: Final[dict[str, tuple[tuple[str, str, float], ...]]] = {
 }
 
 #: What tells an experiment's rows of one mode apart; errors stand here.
-KEYS: Final = {"determinism": "run", "transfer": "prompt_tokens"}
+KEYS: Final = {"determinism": "run", "transfer": "prompt_tokens", "operators": "operator"}
 
 
 def show(experiment: str, rows: Sequence[Mapping[str, object]]) -> None:

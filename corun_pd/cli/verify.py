@@ -69,7 +69,11 @@ def verify(
     codes hold with --operators, of the kernels that the contract uses.
     """
     if operators:
+        if router is not None or config_file is not None:
+            raise click.UsageError("--operators takes --model or --shape, not --router or --config")
         sys.exit(verify_operators(shapes, json_file, Console()))
+    if shapes["model"] is not None or shapes["shape"] is not None:
+        raise click.UsageError("--model and --shape belong to --operators")
     if router is None and config_file is None:
         raise click.UsageError("give --router, --config or both")
     config = None if config_file is None else load_cluster(config_file)

@@ -36,7 +36,7 @@ def verify_operators(settings: dict[str, Any], json_file: Path | None, console: 
     console.print(_table("operators", results, config.slots))
     console.print(_table("controls, which must not pass", controls, config.slots))
     if json_file is not None:
-        rows = [asdict(result) for result in results]
+        rows = [{"mode": settings["mode"], **asdict(result)} for result in results]
         write_result(json_file, "operators", settings, rows, controls=[asdict(one) for one in controls])
     faults, passed = failures(results), [one for one in controls if one.fault is None or one.error]
     for fault in faults:

@@ -117,7 +117,7 @@ def test_every_experiments_rows_can_be_listed(capsys: pytest.CaptureFixture[str]
     """Rows without a figure, and errors, have a place."""
     for experiment, columns in COLUMNS.items():
         row: dict[str, object] = {"mode": "packed", **{field: 2 for _, field, _ in columns}}
-        row |= {"workload": "w", "run": "w", "prompt_tokens": 7}
+        row |= {"workload": "w", "run": "w", "prompt_tokens": 7, "operator": "w"}
         rows = [row, {"mode": "isolated", "error": "out of memory"}]
         lines = cells(markdown.listing(make_result(rows, experiment)))
         assert lines[1][0] == "packed"

@@ -89,7 +89,7 @@ def _prefill(scene: Scene) -> list[Probe]:
 def _lengths(bank: int, least: int, most: int) -> torch.Tensor:
     """KV lengths, evenly in their logarithms and in mixed order; the last is 0."""
     generator = torch.Generator().manual_seed(21)
-    spread = torch.rand(bank, generator=generator)
+    spread = torch.linspace(0, 1, bank)[torch.randperm(bank, generator=generator)]
     lengths = (least * (most / least) ** spread).round().to(torch.int32)
     lengths[-1] = 0
     return lengths

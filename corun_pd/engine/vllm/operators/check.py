@@ -13,7 +13,7 @@ from corun_pd.engine.vllm.operators.attention import attention_probes
 from corun_pd.engine.vllm.operators.control import control_probes
 from corun_pd.engine.vllm.operators.dense import dense_probes
 from corun_pd.engine.vllm.operators.experts import expert_probes
-from corun_pd.engine.vllm.operators.plan import Scene
+from corun_pd.engine.vllm.operators.plan import Scene, has_batch_invariant_kernels
 from corun_pd.engine.vllm.operators.probe import Probe, examine
 from corun_pd.errors import SetupError
 
@@ -36,7 +36,7 @@ def examine_operators(
     """Results of every kernel, and those of the controls, which are position-dependent on purpose.
 
     `timed` are row counts at which kernels are timed. Raises ConfigError for a config.json without the
-    widths, SetupError when there is none.
+    widths, SetupError when there is none or the mode's kernels are missing here.
     """
     scene = _scene(model, config)
     sizes = sorted({*SIZES, scene.slots, scene.chunk_tokens})
@@ -75,6 +75,10 @@ def _scene(model: Path, config: EngineConfig) -> Scene:
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise SetupError(f"{file}: {error.strerror}") from error
+    if config.prefill.mode == "hybrid" and not has_batch_invariant_kernels():
+        raise SetupError(
+            "engine.prefill.mode: hybrid needs batch-invariant kernels, which vLLM 0.32.0 has on CUDA alone"
+        )
     dims = ModelDims.from_config(values, str(file))
     named = dims.dtype if config.dtype == "auto" else config.dtype
     kind = str(current_platform.device_type)

@@ -15,7 +15,7 @@ _SUMS = 64
 
 
 def control_probes(scene: Scene) -> list[Probe]:
-    """A sum whose order begins at the row's place, as a ring all-reduce's does; one by what others hold."""
+    """Sums whose order begins at the row's place, as a ring all-reduce's does, and by what others hold."""
     bank = scene.bank(scene.slots, scene.dims.hidden, seed=31)
     weights = scene.normal(_SUMS, scene.dims.hidden, seed=37)
 

@@ -135,9 +135,11 @@ def _plain(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _figure(value: float | None, by: float) -> str:
+def _figure(value: object, by: float) -> str:
     if value is None:
         return ""
+    if not isinstance(value, int | float):
+        return str(value)
     found = value * by
     if isinstance(found, int):
         return f"{found:,}"

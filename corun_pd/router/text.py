@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from jinja2 import TemplateError
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from corun_pd.errors import InvalidRequest, SetupError
 from corun_pd.router.detokenize import Detokenizer, TextWriter, TokenBytes
@@ -24,6 +24,9 @@ _INLINE_CHARACTERS: Final = 16_384
 
 #: How many of a prompt's last tokens the detokenizer starts from. A character is at most four bytes.
 _PRIMING_TOKENS: Final = 4
+
+#: What transformers 5 and 4 call the class that takes tokenizer.json as it is.
+_GENERIC_CLASSES: Final = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class TextModel:
         if not (model / "tokenizer_config.json").is_file() and not (model / "tokenizer.json").is_file():
             raise SetupError(f"{model} has no tokenizer: neither tokenizer.json nor tokenizer_config.json")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(model, use_fast=True, local_files_only=True)
+            tokenizer = _tokenizer_class(model).from_pretrained(model, use_fast=True, local_files_only=True)
         except (OSError, ValueError, KeyError, ImportError) as error:
             line = str(error).strip().partition("\n")[0]
             raise SetupError(f"the tokenizer of {model} cannot be loaded: {line}") from error
@@ -130,3 +133,16 @@ class TextModel:
         """Writes `echo` and the text that follows `prompt`; see TextWriter."""
         detokenizer = Detokenizer(self._token_bytes, prompt[-_PRIMING_TOKENS:])
         return TextWriter(detokenizer, stops, include_stop, min_tokens, echo)
+
+
+def _tokenizer_class(model: Path) -> Any:
+    """The class that reads a folder: the generic one if that is what it names, else AutoTokenizer."""
+    path = model / "tokenizer_config.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    named = found.get("tokenizer_class") if isinstance(found, dict) else None
+    if named in _GENERIC_CLASSES and (model / "tokenizer.json").is_file():
+        return PreTrainedTokenizerFast
+    # Imported here, since it imports torch: two seconds and 300 MB that the generic class does without.
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer

@@ -35,3 +35,22 @@ def test_side_channel_on_a_busy_port_fails_the_start() -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 2, done.stderr[-2000:]
     assert f"cannot listen on port {port}" in done.stdout.splitlines()[-1]
+
+
+ROUTER_SCRIPT = """
+import sys
+from pathlib import Path
+from corun_pd.router.text import TextModel
+text = TextModel.load(Path(sys.argv[1]))
+assert "torch" not in sys.modules
+from transformers import AutoTokenizer
+reference = AutoTokenizer.from_pretrained(sys.argv[1]).backend_tokenizer
+assert text._backend.to_str() == reference.to_str()
+"""
+
+
+def test_a_router_reads_a_tokenizer_without_torch() -> None:
+    """Where the folder names the generic class; and it is the tokenizer that AutoTokenizer gives."""
+    command = [sys.executable, "-c", ROUTER_SCRIPT, str(model_of("qwen3"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

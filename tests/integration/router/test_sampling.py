@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from corun_pd.core import Role, StructuredOutput, Syntax
 from corun_pd.engine.base import LegWork
@@ -120,7 +120,7 @@ async def test_template_that_prints_the_time_is_rendered_once(
     """C07: two renderings of it would be two prompts, and decode would go on from the wrong cache."""
     folder = tmp_path / "clock"
     shutil.copytree(model_folder, folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     tokenizer.chat_template = "{{ strftime_now('%S.%f') }} {{ messages[0]['content'] }}"
     tokenizer.save_pretrained(folder)
     prompts: list[tuple[int, ...]] = []

@@ -72,6 +72,7 @@ def test_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=f"{tmp_path} has no tokenizer"):
         TextModel.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
     with pytest.raises(SetupError, match=f"the tokenizer of {tmp_path} cannot be loaded"):
         TextModel.load(tmp_path)
 

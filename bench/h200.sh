@@ -59,6 +59,7 @@ stage_d2s() { same qwen3-8b-12-layers-standard 105 qwen3-8b standard 2048 128 8 
 stage_d2i() { same qwen3-8b-12-layers-isolated 230 qwen3-8b isolated 2048 128 8 8000 --layers 12; }
 stage_d2h() { same qwen3-8b-12-layers-hybrid 235 qwen3-8b hybrid 2048 128 8 8000 --layers 12; }
 stage_d2p() { same qwen3-8b-12-layers-packed 230 qwen3-8b packed 2048 128 8 8000 --layers 12; }
+stage_d2t() { same qwen3-8b-12-layers-triton 230 qwen3-8b packed+triton 512 128 8 8000 --layers 12; }
 stage_d2() { stage_d2s; stage_d2i; stage_d2h; }
 # A pair of engines shares the GPU: 24 of 48 layers let each have its weights.
 stage_moe() { same qwen3-30b-a3b-24-layers 230 qwen3-30b-a3b packed,standard 256 64 8 8000 --layers 24; }
@@ -88,8 +89,8 @@ stage_long() {
 }
 
 stage_dstep() {
-  step dstep 250 decode-step-qwen3-8b-h200.json -- bench decode-step "${COMMON[@]}" --shape qwen3-8b \
-    --modes standard,packed --mode-limit 120 --kv-tokens 512,1024,1536 --out "$OUT/decode-step-qwen3-8b-h200.json"
+  step dstep 375 decode-step-qwen3-8b-h200.json -- bench decode-step "${COMMON[@]}" --shape qwen3-8b \
+    --modes standard,packed,packed+triton --mode-limit 120 --kv-tokens 512,1024,1536 --out "$OUT/decode-step-qwen3-8b-h200.json"
 }
 
 stage_abl() {
@@ -138,10 +139,11 @@ stage     seconds  what
 d1            570  2,048 prompts, Qwen3-8B's shape, packed: alone, reversed, crowd, p/d, restart
 d2            570  the same at 12 layers: d2s standard (105), d2i isolated (230), d2h hybrid (235)
 d2p           230  the same at 12 layers, packed
+d2t           230  512 prompts at 12 layers, packed with Triton's attention, which splits each KV cache by its length
 shapes        550  256 prompts: moe Qwen3-30B-A3B (230), mla DeepSeek-V3 (150), hy3 Hunyuan 3 (170)
 t1            565  throughput, timeline, latency, concurrency, padding; five modes
 long          570  throughput of every workload of the paper at 12 layers; four modes
-dstep         250  a decode step at 256 rows, standard against ours
+dstep         375  a decode step at 256 rows, standard against ours without Split-KV and with Triton's
 abl           300  one mechanism after the other, 12 layers
 sizes         150  one request alone on N rows, N = 32 to 512, 12 layers
 xfer          200  KV caches over NIXL between two engines on this GPU, 1k, 8k and 32k tokens

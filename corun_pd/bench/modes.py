@@ -7,10 +7,13 @@ from corun_pd.config import Ablation, EngineConfig, PrefillConfig
 from corun_pd.core import Role
 from corun_pd.errors import ConfigError
 
-__all__ = ["ABLATION", "COMPILED", "MODES", "Mode", "mode_named", "modes_named"]
+__all__ = ["ABLATION", "COMPILED", "MODES", "TRITON", "Mode", "mode_named", "modes_named"]
 
 #: After a mode's name: the model is compiled.
 COMPILED: Final = "+compiled"
+
+#: After a mode's name: vLLM's Triton attention, which cuts each KV cache by its own length alone.
+TRITON: Final = "+triton"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +25,18 @@ class Mode:
     prefill: str
     ablate: tuple[Ablation, ...] = ()
     compiled: bool = False
+    attention_backend: str | None = None
 
     def apply(self, config: EngineConfig, chunk_tokens: int) -> EngineConfig:
         """The configuration of this mode; `chunk_tokens` is C or T."""
         prefill = PrefillConfig.model_validate({"mode": self.prefill, "chunk_tokens": chunk_tokens})
-        compiled = self.compiled or config.compile
-        return config.model_copy(update={"prefill": prefill, "ablate": self.ablate, "compile": compiled})
+        changes = {
+            "prefill": prefill,
+            "ablate": self.ablate,
+            "compile": self.compiled or config.compile,
+            "attention_backend": self.attention_backend or config.attention_backend,
+        }
+        return config.model_copy(update=changes)
 
 
 #: What can be switched off beside prefill; Split-KV is the last.
@@ -61,14 +70,20 @@ ABLATION: Final = (
 
 
 def mode_named(name: str) -> Mode:
-    """The mode; `+compiled` after a name compiles the model.
+    """The mode; `+compiled` after a name compiles the model, `+triton` takes Triton's attention.
 
     Raises ConfigError that lists the modes when there is none of that name.
     """
-    plain = name.removesuffix(COMPILED)
-    if plain not in MODES:
-        raise ConfigError(f"mode {name!r}: not one of {', '.join(MODES)}, or one of them with {COMPILED}")
-    return MODES[plain] if plain == name else replace(MODES[plain], name=name, compiled=True)
+    plain, *additions = name.split("+")
+    if plain not in MODES or not {f"+{addition}" for addition in additions} <= {COMPILED, TRITON}:
+        listed = ", ".join(MODES)
+        raise ConfigError(f"mode {name!r}: not one of {listed}, or one of them with {COMPILED} or {TRITON}")
+    return replace(
+        MODES[plain],
+        name=name,
+        compiled=COMPILED in name,
+        attention_backend="TRITON_ATTN" if TRITON in name else None,
+    )
 
 
 def modes_named(text: str) -> list[Mode]:

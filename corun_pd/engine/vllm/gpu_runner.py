@@ -42,12 +42,14 @@ class CoRunGPUModelRunner(GPUModelRunner):  # type: ignore[misc]
         self.fixed_shape = False
         self.prefill_width: int | None = None
         self.batch_invariance: BatchInvariance | None = None
+        self.triton_builders: list[Any] = []
 
     def enforce(self) -> None:
         """Puts the scheme in force. Called once vLLM has warmed up, which it does in shapes of its own."""
         self.fixed_shape = self.settings.has(Ablation.FIXED_SHAPE_DECODE)
         if self.settings.has(Ablation.SAMPLER_PADDING):
             self._pad_sampling()
+        self._find_triton_builders()
         if self.settings.prefill_mode == "packed":
             self._forbid_prefill_split_kv()
             self._dispatch_prefill_at_width()
@@ -121,6 +123,25 @@ class CoRunGPUModelRunner(GPUModelRunner):  # type: ignore[misc]
                     if hasattr(builder, "max_cudagraph_size"):
                         builder.max_cudagraph_size = 1 << 30
 
+    def _find_triton_builders(self) -> None:
+        """Remembers from where Triton's attention has its bound on the sequences of a step with Split-KV.
+
+        It cuts a sequence's KV cache into a fixed number of parts by that sequence's length alone, so decode
+        keeps the parts. In a prefill step it would do so only if no prompt had two tokens there.
+        """
+        builders = [b for groups in self.attn_groups for group in groups for b in group.metadata_builders]
+        self.triton_builders = [b for b in builders if hasattr(b, "seq_threshold_3D")]
+        for builder in self.triton_builders:
+            if self.fixed_shape and builder.seq_threshold_3D != self.settings.slots:
+                raise SetupError(
+                    f"engine.attention_backend: Triton's attention splits KV caches in steps of up to "
+                    f"{builder.seq_threshold_3D} sequences, and decode has {self.settings.slots}"
+                )
+
+    def _allow_split_kv(self, allowed: bool) -> None:
+        for builder in self.triton_builders:
+            builder.seq_threshold_3D = self.settings.slots if allowed else 0
+
     def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
         """Decides by state whether the step is decode, and says so to the graph dispatch."""
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
@@ -129,7 +150,9 @@ class CoRunGPUModelRunner(GPUModelRunner):  # type: ignore[misc]
             return state, uniform
         rows = state.idx_mapping_np
         computed = self.req_states.num_computed_tokens_np[rows]
-        if np.all(computed >= self.req_states.prompt_len.np[rows]):
+        is_decode = bool(np.all(computed >= self.req_states.prompt_len.np[rows]))
+        self._allow_split_kv(is_decode)
+        if is_decode:
             return state._replace(decode_graph_eligible=True), 1
         if self.settings.prefill_mode == "packed":
             self.prefill_width = self.settings.chunk_tokens

@@ -24,6 +24,14 @@ def test_a_mode_changes_prefill_what_is_off_and_nothing_else() -> None:
     assert found.model_copy(update=same) == config
 
 
+def test_triton_is_said_after_the_name() -> None:
+    """Alone or beside the compiler; a configured backend stays otherwise."""
+    mode = mode_named("packed+triton+compiled").apply(EngineConfig(), 64)
+    assert (mode.attention_backend, mode.compile) == ("TRITON_ATTN", True)
+    configured = EngineConfig(attention_backend="FLASH_ATTN")
+    assert mode_named("packed").apply(configured, 64).attention_backend == "FLASH_ATTN"
+
+
 def test_compiled_is_said_after_the_name() -> None:
     """And the option for all modes still holds for those without it."""
     assert mode_named("packed+compiled").apply(EngineConfig(), 64).compile

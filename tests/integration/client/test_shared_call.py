@@ -10,6 +10,9 @@ from corun_pd.core import Role
 from corun_pd.errors import Cancelled, DeadlineExceeded, InvalidRequest
 from tests.integration.conftest import MakeCluster
 
+#: Half a thousand tokens whatever is drawn, so that none ends before it is looked at.
+LONG: dict[str, Any] = {"max_tokens": 500, "seed": 7, "ignore_eos": True}
+
 ONCE = RetryPolicy(max_attempts=1)
 
 
@@ -33,13 +36,13 @@ async def test_a_cancelled_generation_ends_alone_and_frees_its_blocks(make_clust
     """At the router and in the engines, while the call goes on (C21)."""
     async with make_cluster(decode_step_s=0.02) as cluster, AsyncClient(cluster.address) as client:
         async with client.shared() as calls:
-            tasks = [asyncio.create_task(calls.generate("abc", max_tokens=500)) for _ in range(3)]
+            tasks = [asyncio.create_task(calls.generate("abc", **LONG)) for _ in range(3)]
             engine = cluster.node(Role.DECODE).engine
             await cluster.until(lambda: engine._running == 3)
             tasks[1].cancel()
             await cluster.until(lambda: engine._running == 2)
             with pytest.raises(DeadlineExceeded):
-                await calls.generate("abc", max_tokens=500, timeout_s=0.05)
+                await calls.generate("abc", **LONG, timeout_s=0.05)
             await cluster.until(lambda: cluster.router.service.running == 2)
             assert not tasks[0].done()
         await cluster.until_idle(within_s=2)
@@ -54,7 +57,7 @@ async def test_a_lost_call_fails_what_runs_and_the_next_opens_another(make_clust
         AsyncClient(cluster.address, retry=ONCE) as client,
         client.shared() as calls,
     ):
-        task = asyncio.create_task(calls.generate("abc", max_tokens=500))
+        task = asyncio.create_task(calls.generate("abc", **LONG))
         await cluster.until(lambda: cluster.router.service.running == 1)
         transport: Any = calls._transport
         transport._line._call.cancel()

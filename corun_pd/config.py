@@ -51,6 +51,7 @@ class Ablation(StrEnum):
     NO_SPLIT_KV = "no_split_kv"
     SAMPLER_PADDING = "sampler_padding"
     REQUEST_RNG = "request_rng"
+    PREFIX_CACHE_BORDERS = "prefix_cache_borders"
 
 
 class PrefillConfig(Model):
@@ -80,7 +81,8 @@ class EngineConfig(Model):
     `kv_cache_bytes` None lets the engine size its pool from the memory at hand.
     `lease_s` is how long a handoff that nobody pulls keeps its blocks. `weights: random` needs no
     weights, only a config.json: it is for benchmarks of a model's shape. `check_operators` runs the kernels
-    that the contract uses before the start, which fails when one of them is not invariant.
+    that the contract uses before the start, which fails when one of them is not invariant. `prefix_cache`
+    keeps the KV of a prompt's whole chunks for prompts that begin with the same tokens; no bit changes.
     """
 
     kind: Literal["vllm", "fake"] = "vllm"
@@ -99,6 +101,7 @@ class EngineConfig(Model):
     attention_backend: str | None = None
     lease_s: PositiveFloat = 600.0
     check_operators: bool = False
+    prefix_cache: bool = False
     ablate: tuple[Ablation, ...] = ()
     fake: FakeConfig = FakeConfig()
 

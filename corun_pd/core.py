@@ -225,6 +225,7 @@ class InstanceLoad:
     steps: int = 0
     padding_rows: int = 0
     rows: int = 0
+    reused_tokens: int = 0
 
 
 def prompt_digest(token_ids: Sequence[int]) -> bytes:

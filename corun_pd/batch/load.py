@@ -43,6 +43,7 @@ def _row(member: FleetMember, load: InstanceLoad) -> dict[str, Json]:
         "row_count": load.rows,
         "padding_ratio": _ratio(load.padding_rows, load.rows),
         "prefilled_token_count": load.prefilled_tokens,
+        "reused_token_count": load.reused_tokens,
         "sampled_token_count": load.sampled_tokens,
         "kv_pulled_byte_count": load.kv_pulled_bytes,
     }

@@ -49,13 +49,14 @@ def _instances(fleet: Fleet) -> Table:
         "KV blocks free",
         "handoffs",
         "prefilled",
+        "reused",
         "sampled",
         "KV pulled",
     ):
         table.add_column(name, justify="right")
     for member in fleet.members:
         instance, load = member.instance, member.load
-        doing = ("-",) * 7
+        doing = ("-",) * 8
         if load is not None:
             doing = (
                 str(load.running),
@@ -63,6 +64,7 @@ def _instances(fleet: Fleet) -> Table:
                 f"{load.free_blocks}/{instance.blocks}",
                 str(load.open_handoffs),
                 str(load.prefilled_tokens),
+                str(load.reused_tokens),
                 str(load.sampled_tokens),
                 f"{load.kv_pulled_bytes / 2**20:.1f} MiB",
             )

@@ -72,6 +72,9 @@ class PrefillPolicy(Protocol):
         nothing decodes. Empty: no prefill now.
         """
 
+    def whole_chunks(self, prompt: int) -> int:
+        """How many first tokens of a prompt of `prompt` tokens are computed in full chunks."""
+
 
 @dataclass(frozen=True, slots=True)
 class IsolatedPrefill:
@@ -96,6 +99,11 @@ class IsolatedPrefill:
             return [Share(partial.key, self.chunk_of(partial.remaining))]
         head = next(admit_in_order(waiting, slots, blocks), None)
         return [] if head is None else [Share(head.key, self.chunk_of(head.remaining))]
+
+    def whole_chunks(self, prompt: int) -> int:
+        """Multiples of the chunk, less the one that gives a token to a last chunk of two."""
+        whole = prompt - prompt % self.chunk
+        return max(whole - self.chunk, 0) if prompt - whole == 1 else whole
 
     def chunk_of(self, remaining: int) -> int:
         """Tokens of the next chunk when `remaining` are left."""
@@ -152,6 +160,10 @@ class PackedPrefill:
                 blocks -= prompt.blocks
         put_off = short_of_room and patience > 0 and self.width - room < self.fill * self.width
         return [] if put_off and partial is None else shares
+
+    def whole_chunks(self, prompt: int) -> int:
+        """Multiples of the width."""
+        return prompt - prompt % self.width
 
 
 def admit_in_order(waiting: Iterable[Candidate], slots: int, blocks: int) -> Iterator[Candidate]:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63orun_pd/v1/instance.proto\x12\x0b\x63orun_pd.v1\"\x87\x01\n\x08\x43ontract\x12\x35\n\x08settings\x18\x01 \x03(\x0b\x32#.corun_pd.v1.Contract.SettingsEntry\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xde\x02\n\x08Instance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.corun_pd.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\'\n\x08\x63ontract\x18\x04 \x01(\x0b\x32\x15.corun_pd.v1.Contract\x12\r\n\x05model\x18\x05 \x01(\t\x12\x12\n\nslot_count\x18\x06 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x07 \x01(\r\x12\x19\n\x11\x62lock_token_count\x18\x08 \x01(\r\x12\x1d\n\x15max_model_token_count\x18\t \x01(\r\x12\x1b\n\x13prefill_token_count\x18\n \x01(\r\x12\x18\n\x10\x62lock_byte_count\x18\x0b \x01(\x04\x12\x19\n\x11max_logprob_count\x18\x0c \x01(\r\x12\x1e\n\x16vocabulary_token_count\x18\r \x01(\r\"\x8e\x02\n\x0cInstanceLoad\x12\x15\n\rrunning_count\x18\x01 \x01(\r\x12\x15\n\rwaiting_count\x18\x02 \x01(\r\x12\x18\n\x10\x66ree_block_count\x18\x03 \x01(\r\x12\x1a\n\x12open_handoff_count\x18\x04 \x01(\r\x12\x1d\n\x15prefilled_token_count\x18\x05 \x01(\x04\x12\x1b\n\x13sampled_token_count\x18\x06 \x01(\x04\x12\x1c\n\x14kv_pulled_byte_count\x18\x07 \x01(\x04\x12\x12\n\nstep_count\x18\x08 \x01(\x04\x12\x19\n\x11padding_row_count\x18\t \x01(\x04\x12\x11\n\trow_count\x18\n \x01(\x04\"\x19\n\x17\x44\x65scribeInstanceRequest\"l\n\x18\x44\x65scribeInstanceResponse\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Instance\x12\'\n\x04load\x18\x02 \x01(\x0b\x32\x19.corun_pd.v1.InstanceLoad*f\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x12\n\x0eROLE_COLOCATED\x10\x03\x12\x11\n\rROLE_STANDARD\x10\x04\x32r\n\x0fInstanceService\x12_\n\x10\x44\x65scribeInstance\x12$.corun_pd.v1.DescribeInstanceRequest\x1a%.corun_pd.v1.DescribeInstanceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63orun_pd/v1/instance.proto\x12\x0b\x63orun_pd.v1\"\x87\x01\n\x08\x43ontract\x12\x35\n\x08settings\x18\x01 \x03(\x0b\x32#.corun_pd.v1.Contract.SettingsEntry\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xde\x02\n\x08Instance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.corun_pd.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\'\n\x08\x63ontract\x18\x04 \x01(\x0b\x32\x15.corun_pd.v1.Contract\x12\r\n\x05model\x18\x05 \x01(\t\x12\x12\n\nslot_count\x18\x06 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x07 \x01(\r\x12\x19\n\x11\x62lock_token_count\x18\x08 \x01(\r\x12\x1d\n\x15max_model_token_count\x18\t \x01(\r\x12\x1b\n\x13prefill_token_count\x18\n \x01(\r\x12\x18\n\x10\x62lock_byte_count\x18\x0b \x01(\x04\x12\x19\n\x11max_logprob_count\x18\x0c \x01(\r\x12\x1e\n\x16vocabulary_token_count\x18\r \x01(\r\"\xaa\x02\n\x0cInstanceLoad\x12\x15\n\rrunning_count\x18\x01 \x01(\r\x12\x15\n\rwaiting_count\x18\x02 \x01(\r\x12\x18\n\x10\x66ree_block_count\x18\x03 \x01(\r\x12\x1a\n\x12open_handoff_count\x18\x04 \x01(\r\x12\x1d\n\x15prefilled_token_count\x18\x05 \x01(\x04\x12\x1a\n\x12reused_token_count\x18\x0b \x01(\x04\x12\x1b\n\x13sampled_token_count\x18\x06 \x01(\x04\x12\x1c\n\x14kv_pulled_byte_count\x18\x07 \x01(\x04\x12\x12\n\nstep_count\x18\x08 \x01(\x04\x12\x19\n\x11padding_row_count\x18\t \x01(\x04\x12\x11\n\trow_count\x18\n \x01(\x04\"\x19\n\x17\x44\x65scribeInstanceRequest\"l\n\x18\x44\x65scribeInstanceResponse\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Instance\x12\'\n\x04load\x18\x02 \x01(\x0b\x32\x19.corun_pd.v1.InstanceLoad*f\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x12\n\x0eROLE_COLOCATED\x10\x03\x12\x11\n\rROLE_STANDARD\x10\x04\x32r\n\x0fInstanceService\x12_\n\x10\x44\x65scribeInstance\x12$.corun_pd.v1.DescribeInstanceRequest\x1a%.corun_pd.v1.DescribeInstanceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONTRACT_SETTINGSENTRY']._loaded_options = None
   _globals['_CONTRACT_SETTINGSENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=944
-  _globals['_ROLE']._serialized_end=1046
+  _globals['_ROLE']._serialized_start=972
+  _globals['_ROLE']._serialized_end=1074
   _globals['_CONTRACT']._serialized_start=44
   _globals['_CONTRACT']._serialized_end=179
   _globals['_CONTRACT_SETTINGSENTRY']._serialized_start=132
@@ -42,11 +42,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INSTANCE']._serialized_start=182
   _globals['_INSTANCE']._serialized_end=532
   _globals['_INSTANCELOAD']._serialized_start=535
-  _globals['_INSTANCELOAD']._serialized_end=805
-  _globals['_DESCRIBEINSTANCEREQUEST']._serialized_start=807
-  _globals['_DESCRIBEINSTANCEREQUEST']._serialized_end=832
-  _globals['_DESCRIBEINSTANCERESPONSE']._serialized_start=834
-  _globals['_DESCRIBEINSTANCERESPONSE']._serialized_end=942
-  _globals['_INSTANCESERVICE']._serialized_start=1048
-  _globals['_INSTANCESERVICE']._serialized_end=1162
+  _globals['_INSTANCELOAD']._serialized_end=833
+  _globals['_DESCRIBEINSTANCEREQUEST']._serialized_start=835
+  _globals['_DESCRIBEINSTANCEREQUEST']._serialized_end=860
+  _globals['_DESCRIBEINSTANCERESPONSE']._serialized_start=862
+  _globals['_DESCRIBEINSTANCERESPONSE']._serialized_end=970
+  _globals['_INSTANCESERVICE']._serialized_start=1076
+  _globals['_INSTANCESERVICE']._serialized_end=1190
 # @@protoc_insertion_point(module_scope)

@@ -65,12 +65,13 @@ class Instance(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., contract: _Optional[_Union[Contract, _Mapping]] = ..., model: _Optional[str] = ..., slot_count: _Optional[int] = ..., block_count: _Optional[int] = ..., block_token_count: _Optional[int] = ..., max_model_token_count: _Optional[int] = ..., prefill_token_count: _Optional[int] = ..., block_byte_count: _Optional[int] = ..., max_logprob_count: _Optional[int] = ..., vocabulary_token_count: _Optional[int] = ...) -> None: ...
 
 class InstanceLoad(_message.Message):
-    __slots__ = ("running_count", "waiting_count", "free_block_count", "open_handoff_count", "prefilled_token_count", "sampled_token_count", "kv_pulled_byte_count", "step_count", "padding_row_count", "row_count")
+    __slots__ = ("running_count", "waiting_count", "free_block_count", "open_handoff_count", "prefilled_token_count", "reused_token_count", "sampled_token_count", "kv_pulled_byte_count", "step_count", "padding_row_count", "row_count")
     RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
     WAITING_COUNT_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
     OPEN_HANDOFF_COUNT_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REUSED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     KV_PULLED_BYTE_COUNT_FIELD_NUMBER: _ClassVar[int]
     STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -81,12 +82,13 @@ class InstanceLoad(_message.Message):
     free_block_count: int
     open_handoff_count: int
     prefilled_token_count: int
+    reused_token_count: int
     sampled_token_count: int
     kv_pulled_byte_count: int
     step_count: int
     padding_row_count: int
     row_count: int
-    def __init__(self, running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., free_block_count: _Optional[int] = ..., open_handoff_count: _Optional[int] = ..., prefilled_token_count: _Optional[int] = ..., sampled_token_count: _Optional[int] = ..., kv_pulled_byte_count: _Optional[int] = ..., step_count: _Optional[int] = ..., padding_row_count: _Optional[int] = ..., row_count: _Optional[int] = ...) -> None: ...
+    def __init__(self, running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., free_block_count: _Optional[int] = ..., open_handoff_count: _Optional[int] = ..., prefilled_token_count: _Optional[int] = ..., reused_token_count: _Optional[int] = ..., sampled_token_count: _Optional[int] = ..., kv_pulled_byte_count: _Optional[int] = ..., step_count: _Optional[int] = ..., padding_row_count: _Optional[int] = ..., row_count: _Optional[int] = ...) -> None: ...
 
 class DescribeInstanceRequest(_message.Message):
     __slots__ = ()

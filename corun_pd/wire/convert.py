@@ -299,6 +299,7 @@ def load_to_pb(load: InstanceLoad) -> instance_pb2.InstanceLoad:
         step_count=load.steps,
         padding_row_count=load.padding_rows,
         row_count=load.rows,
+        reused_token_count=load.reused_tokens,
     )
 
 
@@ -315,6 +316,7 @@ def load_from_pb(message: instance_pb2.InstanceLoad) -> InstanceLoad:
         steps=message.step_count,
         padding_rows=message.padding_row_count,
         rows=message.row_count,
+        reused_tokens=message.reused_token_count,
     )
 
 

@@ -50,8 +50,8 @@ def engine_arguments(model: Path, role: Role, config: EngineConfig) -> dict[str,
         "structured_outputs_config": {"backend": COMPILER},
         "scheduler_cls": CountingScheduler if role is Role.STANDARD else CoRunScheduler,
         "additional_config": Settings.of(role, config).as_additional_config(),
-        # A hit in the prefix cache moves the chunk borders of whoever hits.
-        "enable_prefix_caching": False,
+        # Decode has no prompts to find, and what it would keep was computed in another shape.
+        "enable_prefix_caching": config.prefix_cache and role is not Role.DECODE,
         "seed": 0,
         "disable_log_stats": True,
     }

@@ -57,7 +57,8 @@ def build(model: Path, role: Role, config: EngineConfig, vllm_config: VllmConfig
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
         "device": _device(),
-        "prefix_caching": cache.enable_prefix_caching,
+        # Ours, of whole chunks, changes no bit.
+        "prefix_caching": settings.role is Role.STANDARD and cache.enable_prefix_caching,
     }
     rows |= {f"package_{name}": _version(name) for name in _PACKAGES}
     rows |= {f"env_{name}": os.environ.get(name) for name in CONTRACT_VARIABLES}

@@ -7,6 +7,7 @@ hand: free blocks, reservations and leases are read where they are kept.
 
 import asyncio
 import contextlib
+import logging
 import os
 import queue
 import threading
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from corun_pd.engine.vllm.scheduler import CountingScheduler
 
 __all__ = ["VllmEngine"]
+
+logger = logging.getLogger(__name__)
 
 _IDLE_POLL_S = 0.001
 """How often an engine without rows looks for finished transfers and expired leases."""
@@ -113,7 +116,8 @@ class VllmEngine:
         self._loop.call_soon_threadsafe(started.set_result, info)
         try:
             self._step_until_closed()
-        except Exception as error:  # noqa: BLE001 - a step that raises has killed the engine
+        except Exception as error:
+            logger.exception("a step failed, which ends the engine")
             self._error = EngineFailed(f"the engine died: {_first_line(error)}")
             self._error.__cause__ = error
         finally:
@@ -174,6 +178,8 @@ class VllmEngine:
         self._scheduler: CountingScheduler = self._core.scheduler
         self._eos = contract.eos_token_ids(vllm_config)
         self._engine_seeds = vllm_config.use_v2_model_runner
+        has_prefix_cache = vllm_config.cache_config.enable_prefix_caching
+        self._block_hasher = self._core.request_block_hasher if has_prefix_cache else None
         self._has_tokenizer = not vllm_config.model_config.skip_tokenizer_init
         kv = self._scheduler.kv_cache_config
         self._group_bytes = [g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in kv.kv_cache_groups]
@@ -196,7 +202,7 @@ class VllmEngine:
         from corun_pd.engine.vllm.request import make_request
 
         try:
-            request = make_request(work, self._eos, self._engine_seeds)
+            request = make_request(work, self._eos, self._engine_seeds, self._block_hasher)
             need = self._scheduler.blocks_to_end(request)
             if need > self._info.blocks:
                 raise InvalidRequest(
@@ -290,6 +296,7 @@ class VllmEngine:
             steps=scheduler.steps,
             padding_rows=scheduler.padding_rows,
             rows=scheduler.rows,
+            reused_tokens=scheduler.reused_tokens,
         )
 
 

@@ -5,7 +5,7 @@ and it knows no way to be told of output tokens.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.sampling_params import SamplingParams as VllmSamplingParams
@@ -23,8 +23,16 @@ FIRST_TOKENS = "corun_pd_first_tokens"
 SIBLING_SEEDS = "corun_pd_sibling_seeds"
 
 
-def make_request(work: LegWork, eos_token_ids: Sequence[int], engine_seeds: bool) -> Request:
-    """The vLLM request of a leg. `engine_seeds`: the runner itself draws from (seed, position)."""
+def make_request(
+    work: LegWork,
+    eos_token_ids: Sequence[int],
+    engine_seeds: bool,
+    block_hasher: Callable[[Request], list[Any]] | None = None,
+) -> Request:
+    """The vLLM request of a leg. `engine_seeds`: the runner itself draws from (seed, position).
+
+    `block_hasher` names blocks of tokens for the prefix cache; None where there is none.
+    """
     # Prefill gave the prompt's logprobs. Here vLLM would leave the handed-over KV cache for them, even when
     # they are taken back later, and compute the prompt.
     sampling = work.sampling if work.resume is None else work.sampling.for_decode()
@@ -48,6 +56,7 @@ def make_request(work: LegWork, eos_token_ids: Sequence[int], engine_seeds: bool
         sampling_params=params,
         pooling_params=None,
         arrival_time=time.time(),
+        block_hasher=block_hasher,
     )
     if work.resume is not None:
         # An output token to penalties, min_tokens, stop conditions and lengths; never a prompt token.

@@ -6,10 +6,12 @@ connector as ever. A step holds prompts or decode rows, never both.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
 from vllm.utils.math_utils import cdiv
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue, create_request_queue
@@ -19,6 +21,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from corun_pd.config import Ablation
 from corun_pd.engine.policy import PATIENCE, Candidate, admit_in_order
+from corun_pd.engine.vllm.prefix_cache import PrefixCache
 from corun_pd.engine.vllm.settings import Settings
 from corun_pd.engine.vllm.siblings import drawn_of, finish
 from corun_pd.engine.vllm.structured import reason_of
@@ -42,6 +45,7 @@ class CountingScheduler(AsyncScheduler):  # type: ignore[misc]
         self.rows = 0
         self.padding_rows = 0
         self.prefilled_tokens = 0
+        self.reused_tokens = 0
         self.kv_moved_bytes = 0
         self.refusals: dict[str, CorunError] = {}  # why a request ended with an error, where that is known
         self.siblings: dict[str, list[EngineCoreOutput]] = {}  # what those of a request gave, to be fetched
@@ -127,6 +131,7 @@ class CoRunScheduler(CountingScheduler):
         self.step_tokens = self.max_num_scheduled_tokens
         self.put_off = 0
         self.compiling: dict[str, Request] = {}
+        self.prefix_cache = PrefixCache(self) if self.cache_config.enable_prefix_caching else None
         self._accept_tokens = self.structured_output_manager.accept_tokens
         self.structured_output_manager.accept_tokens = self._accept
         chunk, longest = self.settings.chunk_tokens, self.max_model_len
@@ -146,6 +151,8 @@ class CoRunScheduler(CountingScheduler):
         """One step: prompts chosen by the policy, or every decode row."""
         if self.compiling:
             self._take_compiled()
+        if self.prefix_cache is not None:
+            self.prefix_cache.forget()
         running, waiting, holding = self.running, self.waiting, self.kv_holding_waiting
         slots = self.max_num_active_reqs - len(running) - len(holding)
         blocks = self._free_blocks_beyond_reservations()
@@ -169,8 +176,11 @@ class CoRunScheduler(CountingScheduler):
         chosen = _take(waiting, keys - {r.request_id for r in self.running})
         self.waiting, self.kv_holding_waiting = self._queue(chosen), self._queue(())
         self.max_num_scheduled_tokens = tokens
+        cache = self.prefix_cache
+        pinned = nullcontext() if cache is None else cache.pinned({r.request_id for r in chosen})
         try:
-            output = AsyncScheduler.schedule(self)
+            with pinned:
+                output = AsyncScheduler.schedule(self)
         finally:
             _put_back(waiting, self.waiting)
             self.max_num_scheduled_tokens = self.step_tokens
@@ -243,11 +253,21 @@ class CoRunScheduler(CountingScheduler):
             if not _is_remote(request) and self._may_run(request):
                 yield self._candidate(request)
 
+    def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
+        """What the policy reckoned with when it chose the request."""
+        if self.prefix_cache is None:
+            return super()._get_local_prefix_cache_hit(request)  # type: ignore[no-any-return]
+        blocks, hit = self.prefix_cache.found(request)
+        return blocks, hit, 0, False
+
     def _candidate(self, request: Request) -> Candidate:
+        computed = request.num_computed_tokens
+        if self.prefix_cache is not None and request.status == RequestStatus.WAITING:
+            computed = self.prefix_cache.find(request)
         return Candidate(
             key=request.request_id,
             prompt=request.num_prompt_tokens,
-            computed=request.num_computed_tokens,
+            computed=computed,
             blocks=self.blocks_to_end(request),
         )
 

@@ -330,7 +330,8 @@ async def test_the_summary_tells_times_loads_and_digests(tmp_path: Path) -> None
     assert isinstance(summary["instances"], list)
     assert summary["instances"][0] == {
         "instance_id": "c-1", "role": "colocated", "step_count": 10, "row_count": 40, "padding_ratio": 0.25,
-        "prefilled_token_count": 0, "sampled_token_count": 9, "kv_pulled_byte_count": 0,
+        "prefilled_token_count": 0, "reused_token_count": 0, "sampled_token_count": 9,
+        "kv_pulled_byte_count": 0,
     }  # fmt: skip
     assert summary["completion_token_count"] == 500 == summary["run_completion_token_count"]
     table = summary_table(summary)

@@ -140,6 +140,26 @@ def test_packed_borders_depend_on_the_prompt_alone(workload: Workload) -> None:
         assert one.borders == packed_borders(one.prompt, width)
 
 
+@given(st.integers(3, 40), st.integers(1, 400), st.integers(0, 400), st.booleans())
+def test_a_prompt_that_starts_behind_whole_chunks_is_cut_as_ever(
+    chunk: int, prompt: int, hit: int, packed: bool
+) -> None:
+    """What the prefix cache may give ends where a full chunk does, and moves no border behind it."""
+    policy: PrefillPolicy = PackedPrefill(chunk) if packed else IsolatedPrefill(chunk)
+    borders = packed_borders(prompt, chunk) if packed else isolated_borders(prompt, chunk)
+    whole = policy.whole_chunks(prompt)
+    assert borders[: whole // chunk] == [chunk] * (whole // chunk)
+    assert chunk not in borders[whole // chunk :]
+    computed = min(hit, prompt - 1) // chunk * chunk
+    computed = min(computed, whole)
+    left = []
+    while computed < prompt:
+        (share,) = policy.next_step(Candidate("a", prompt, computed, 1), iter(()), 1, 1)
+        left.append(share.tokens)
+        computed += share.tokens
+    assert left == borders[len(borders) - len(left) :]
+
+
 @given(st.integers(3, 100), st.integers(2, 2000))
 def test_no_isolated_chunk_looks_like_decode(chunk: int, prompt: int) -> None:
     """One token is a chunk only of a prompt of one token; none is above the limit, and all add up."""

@@ -46,6 +46,9 @@ __all__ = ["verify"]
 @click.option("--slots", type=click.IntRange(1), default=256, show_default=True, help="N.")
 @click.option("--chunk-tokens", type=int, default=2048, show_default=True, help="C of isolated, T of packed.")
 @click.option("--block-tokens", type=click.IntRange(1), default=16, show_default=True)
+@click.option(
+    "--tensor-parallel", type=click.IntRange(1), default=1, show_default=True, help="Ranks, with --operators."
+)
 @click.option("--timed", default="1,8,N", show_default=True, help="Row counts that are timed; N is --slots.")
 def verify(
     router: str | None,

@@ -57,6 +57,7 @@ def _engine(settings: dict[str, Any]) -> EngineConfig:
             slots=settings["slots"],
             prefill=PrefillConfig(mode=settings["mode"], chunk_tokens=settings["chunk_tokens"]),
             block_tokens=settings["block_tokens"],
+            tensor_parallel_size=settings["tensor_parallel"],
         )
     except ValidationError as error:
         raise ConfigError(f"verify: {describe_validation(error)}") from error

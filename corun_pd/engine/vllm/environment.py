@@ -49,6 +49,8 @@ def prepare(config: EngineConfig, host: str) -> None:
         TORCHDYNAMO_DISABLE="0" if config.compile else "1",
         # The engine core runs in this process, in a thread that this package owns.
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        # Tensor-parallel ranks are processes. This one has threads, which a fork would not survive.
+        VLLM_WORKER_MULTIPROC_METHOD="spawn",
         VLLM_CPU_OMP_THREADS_BIND="nobind",
         VLLM_NIXL_SIDE_CHANNEL_HOST=host,
         VLLM_NIXL_SIDE_CHANNEL_PORT=str(claim_port(host)),

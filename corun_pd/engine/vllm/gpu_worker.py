@@ -1,15 +1,38 @@
-"""The CUDA worker, V2 runner."""
+"""The CUDA workers, V2 runner."""
+
+from typing import Any
 
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
+from corun_pd.engine.vllm import collectives, random_weights
 from corun_pd.engine.vllm.gpu_runner import CoRunGPUModelRunner
 
-__all__ = ["CoRunGPUWorker"]
+__all__ = ["CoRunGPUWorker", "StandardGPUWorker"]
 
 
-class CoRunGPUWorker(Worker):  # type: ignore[misc]
+class StandardGPUWorker(Worker):  # type: ignore[misc]
+    """vLLM's own worker, but for what random weights are."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Loads the model."""
+        if self.load_config.load_format == "dummy":
+            random_weights.install()
+        super().load_model(*args, **kwargs)
+
+
+class CoRunGPUWorker(StandardGPUWorker):
     """Makes this package's runner. vLLM takes it by name (`worker_cls`)."""
+
+    def init_device(self) -> None:
+        """Takes the device and joins the other ranks, with which it adds in a fixed order."""
+        with collectives.fixed_tree():
+            super().init_device()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Loads the model, and sees that its ranks add in a fixed order."""
+        super().load_model(*args, **kwargs)
+        collectives.require_fixed_tree(self.model_runner.model)
 
     def _make_model_runner(self) -> CoRunGPUModelRunner:
         if not self.use_v2_model_runner:

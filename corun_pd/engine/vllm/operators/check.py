@@ -1,5 +1,6 @@
 """All operators of a model, and the check that an engine makes before it starts."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,11 +11,13 @@ from vllm.platforms import current_platform
 from corun_pd.config import EngineConfig
 from corun_pd.engine.operators import ModelDims, Need, OperatorResult, failures
 from corun_pd.engine.vllm.operators.attention import attention_probes
+from corun_pd.engine.vllm.operators.collectives import all_reduce_probes, rank_group_of, ring_probes
 from corun_pd.engine.vllm.operators.control import control_probes
 from corun_pd.engine.vllm.operators.dense import dense_probes
 from corun_pd.engine.vllm.operators.experts import expert_probes
 from corun_pd.engine.vllm.operators.plan import Scene, has_batch_invariant_kernels
 from corun_pd.engine.vllm.operators.probe import Probe, examine
+from corun_pd.engine.vllm.rank_group import RankGroup
 from corun_pd.errors import SetupError
 
 __all__ = ["examine_operators", "require_operators"]
@@ -40,8 +43,9 @@ def examine_operators(
     """
     scene = _scene(model, config)
     sizes = sorted({*SIZES, scene.slots, scene.chunk_tokens})
-    found = [examine(probe, sizes, timed, repeats) for probe in _told(_all_probes(scene), say)]
-    controls = [examine(probe, sizes) for probe in control_probes(scene)]
+    with _ranks(scene) as group:
+        found = [examine(probe, sizes, timed, repeats) for probe in _told(_all_probes(scene, group), say)]
+        controls = [examine(probe, sizes) for probe in (*control_probes(scene), *ring_probes(scene, group))]
     return found, controls
 
 
@@ -49,18 +53,25 @@ def require_operators(model: Path, config: EngineConfig) -> None:
     """Runs the kernels that the contract uses. Raises SetupError that names those it cannot rest on."""
     scene = _scene(model, config)
     sizes = (1, scene.slots, scene.chunk_tokens)
-    needed = (probe for probe in _all_probes(scene) if probe.need is not Need.NOTHING)
-    faults = failures([examine(probe, sizes if probe.need is Need.BATCH else ()) for probe in needed])
+    with _ranks(scene) as group:
+        needed = (probe for probe in _all_probes(scene, group) if probe.need is not Need.NOTHING)
+        faults = failures([examine(probe, sizes if probe.need is Need.BATCH else ()) for probe in needed])
     if scene.device.type == "cuda":
         torch.cuda.empty_cache()
     if faults:
         raise SetupError("engine.check_operators: " + "; ".join(faults))
 
 
-def _all_probes(scene: Scene) -> Iterator[Probe]:
+def _ranks(scene: Scene) -> contextlib.AbstractContextManager[RankGroup | None]:
+    return rank_group_of(scene) if scene.tensor_parallel_size > 1 else contextlib.nullcontext()
+
+
+def _all_probes(scene: Scene, group: RankGroup | None) -> Iterator[Probe]:
     for makers in (dense_probes(scene), attention_probes(scene), expert_probes(scene)):
         for make in makers:
             yield from make()
+    if group is not None:
+        yield from all_reduce_probes(scene, group)
 
 
 def _told(probes: Iterator[Probe], say: Callable[[str], None]) -> Iterator[Probe]:

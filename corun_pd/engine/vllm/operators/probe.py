@@ -25,7 +25,8 @@ class Probe:
 
     `prepare` takes row numbers (int64, on the CPU) and gives the kernel's inputs; `apply` runs it and gives
     a tensor whose first dimension is those rows. `shapes` are the row counts at which positions are
-    compared; `largest` bounds the batches. `is_graphable` says whether a CUDA graph can hold it.
+    compared; `largest` bounds the batches. `is_graphable` says whether a CUDA graph can hold it, `is_timed`
+    whether the time of a call says anything of the kernel's.
     """
 
     operator: str
@@ -38,6 +39,7 @@ class Probe:
     prepare: Callable[[torch.Tensor], Any]
     apply: Callable[[Any], torch.Tensor]
     is_graphable: bool = True
+    is_timed: bool = True
 
     def run(self, rows: torch.Tensor) -> torch.Tensor:
         """The kernel's output for these rows of the bank."""
@@ -53,7 +55,8 @@ def examine(
         with torch.inference_mode():
             batch = tuple(size for size in sizes if _differs_from_alone(probe, size))
             position = tuple(rows for rows in probe.shapes if _differs_by_position(probe, rows))
-            latency = {rows: _latency_s(probe, rows, repeats) for rows in timed if rows <= probe.largest}
+            counts = [rows for rows in timed if rows <= probe.largest and probe.is_timed]
+            latency = {rows: _latency_s(probe, rows, repeats) for rows in counts}
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises on this machine is a finding
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return OperatorResult(probe.operator, probe.kernel, probe.shape, probe.need, error=reason)

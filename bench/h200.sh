@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures one H200 in stages, each small enough for a machine that is lent by the minute:
+# Measures one H200, or two, in stages, each small enough for a machine that is lent by the minute:
 #
 #     bench/h200.sh STAGE...          # or without a stage: the list, with what each takes at most
 #
@@ -133,6 +133,46 @@ stage_prof() {
   done
 }
 
+# Two GPUs ----------------------------------------------------------------------------------------------------
+
+# Every engine over both: two ranks, which add in a fixed tree. A pair of engines shares the two GPUs.
+stage_tp2() {
+  same tp2-qwen3-8b 570 qwen3-8b packed,isolated 512 128 16 8000 --tensor-parallel 2 --gpus 0,1
+}
+
+# A pair with a GPU each, the KV cache over NVLink. The reference is an engine on the first GPU.
+stage_pd2() {
+  same pd2-qwen3-8b-isolated 280 qwen3-8b isolated 512 64 8 8000 --gpus 0,1 --pair-memory 0.85 --no-restart
+  same pd2-qwen3-8b-packed 280 qwen3-8b packed 512 64 8 8000 --gpus 0,1 --pair-memory 0.85 --no-restart
+}
+
+stage_fleet2() {
+  local name=fleet-2-gpus-qwen3-8b-h200.json
+  step fleet2 570 "$name" -- bench fleet "${COMMON[@]}" --shape qwen3-8b --modes packed --gpus 0,1 \
+    --layouts 1P+1D,2C,2S --layout-limit 180 --out "$OUT/$name" \
+    --workloads "256/64:$(scaled 1000),1024/128:$(scaled 400),1024/512:$(scaled 400)"
+}
+
+# One instance over two GPUs against two instances of one: what the fixed tree costs, beside vLLM's all-reduces.
+stage_tpcost() {
+  local name=throughput-tp2-qwen3-8b-h200.json
+  step tpcost 300 "$name" -- bench throughput "${COMMON[@]}" --shape qwen3-8b --tensor-parallel 2 --gpus 0,1 \
+    --modes standard,batch-invariant,packed --mode-limit 95 --out "$OUT/$name" \
+    --workloads "256/64:$(scaled 300),1024/128:$(scaled 200)"
+}
+
+stage_xfer2() {
+  local name=transfer-2-gpus-qwen3-8b-h200.json
+  step xfer2 200 "$name" -- bench transfer "${COMMON[@]}" --shape qwen3-8b --gpus 0,1 --memory 0.85 \
+    --lengths 1024,8192,32768 --out "$OUT/$name"
+}
+
+# Four ranks on four GPUs: with two, every order of additions gives the same bits.
+stage_ops4() {
+  local name=operators-tp4-qwen3-8b-h200.json
+  step ops4 280 "$name" -- verify --operators --shape qwen3-8b --tensor-parallel 4 --json "$OUT/$name"
+}
+
 list() {
   cat <<'TEXT'
 stage     seconds  what
@@ -150,6 +190,15 @@ xfer          200  KV caches over NIXL between two engines on this GPU, 1k, 8k a
 compile       530  with and without the compiler, and its bits after a restart, 12 layers
 ops           240  operators one by one
 prof          400  cost profiles for the planner, packed and isolated
+
+on two GPUs
+tp2           570  512 prompts, two ranks an engine: alone, reversed, crowd, p/d, restart
+pd2           560  512 prompts, prefill on GPU 0 and decode on GPU 1, isolated and packed
+fleet2        570  throughput behind a router: 1 prefill + 1 decode, 2 colocated, 2 standard
+tpcost        300  throughput of one engine over two GPUs; three modes
+xfer2         200  KV caches from GPU to GPU, 1k, 8k and 32k tokens
+on four GPUs
+ops4          280  operators one by one, all-reduces over four ranks among them
 TEXT
 }
 

@@ -124,12 +124,21 @@ class RouterConfig(Model):
 
 
 class InstanceConfig(Model):
-    """`count` instances of a role. `cores` pins each of them to those CPU cores."""
+    """`count` instances of a role. `cores` pins each of them to those CPU cores.
+
+    `gpus` are dealt out in order, `engine.tensor_parallel_size` to each; None shows them all to each.
+    """
 
     role: Role
     count: PositiveInt = 1
     host: str = "127.0.0.1"
     cores: tuple[int, ...] | None = None
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+
+    def one(self, number: int, ranks: int) -> Self:
+        """Instance `number`, from 0, of `ranks` tensor-parallel ranks, by itself."""
+        gpus = None if self.gpus is None else self.gpus[number * ranks : (number + 1) * ranks]
+        return self.model_copy(update={"count": 1, "gpus": gpus})
 
 
 class ClusterConfig(Model):
@@ -149,6 +158,23 @@ class ClusterConfig(Model):
         for needed, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
             if needed in roles and other not in roles:
                 raise ValueError(f"instances: {needed} without {other}; a cluster has both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_are_enough(self) -> Self:
+        ranks = self.engine.tensor_parallel_size
+        for place, instance in enumerate(self.instances):
+            gpus, count = instance.gpus, instance.count
+            if gpus is None:
+                continue
+            if len(gpus) != count * ranks:
+                raise ValueError(
+                    f"instances.{place}.gpus: {len(gpus)} GPUs for {count} instances of {ranks} ranks each"
+                )
+            for number in range(count):
+                own = instance.one(number, ranks).gpus or ()
+                if len(set(own)) < ranks:
+                    raise ValueError(f"instances.{place}.gpus: two ranks of one instance on a GPU: {own}")
         return self
 
 

@@ -32,7 +32,7 @@ class Variant:
 class Session:
     """`outs` says where each experiment's JSON goes; `settings` go into all of them.
 
-    `limit_s` is the time of each mode, its engine's start included.
+    `limit_s` is the time of each mode, its engine's start included; `environment` is that of its process.
     """
 
     model: Path
@@ -41,6 +41,7 @@ class Session:
     settings: Mapping[str, object]
     limit_s: float
     say: Callable[[str], None]
+    environment: Mapping[str, str] = field(default_factory=dict)
     rows: dict[str, list[Row]] = field(default_factory=dict)
     engines: list[Row] = field(default_factory=list)
 
@@ -62,7 +63,8 @@ class Session:
         logs = next(iter(self.outs.values())).with_suffix("")
         log = logs / f"{variant.mode.name}-{variant.config.slots}.log"
         went_well = True
-        with EngineProcess(self.model, variant.mode.role, variant.config, log) as engine:
+        where = dict(self.environment)
+        with EngineProcess(self.model, variant.mode.role, variant.config, log, where) as engine:
             info = engine.ready(self.limit_s)
             start_s = time.monotonic() - began_s
             self.say(f"{variant.mode.name}: {variant.config.slots} slots, started in {start_s:.0f} s")

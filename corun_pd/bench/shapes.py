@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["SHAPES", "write_shape"]
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+__all__ = ["SHAPES", "write_shape", "write_tokenizer"]
 
 _QWEN: Final[dict[str, Any]] = {
     "max_position_embeddings": 40960,
@@ -130,3 +132,14 @@ def write_shape(name: str, folder: Path, layers: int | None = None) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2))
     return out
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Writes a tokenizer of the 256 bytes beside a shape: a router asks for one, and numbers need none."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))

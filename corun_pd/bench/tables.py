@@ -67,6 +67,14 @@ COLUMNS: Final[dict[str, tuple[tuple[str, str, float], ...]]] = {
         ("batch differs at", "batch_differs", 1),
         ("error", "error", 1),
     ),
+    "fleet": (
+        ("layout", "layout", 1),
+        ("output tokens/s", "output_tokens_per_s", 1),
+        ("wall s", "wall_s", 1),
+        ("TTFT p50 s", "ttft_p50_s", 1),
+        ("TTFT p95 s", "ttft_p95_s", 1),
+        ("KV moved GB", "kv_moved_bytes", 1e-9),
+    ),
     "transfer": (
         ("MB", "kv_bytes", 1e-6),
         ("GB/s", "bytes_per_s", 1e-9),

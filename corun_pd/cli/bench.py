@@ -17,7 +17,16 @@ from corun_pd.bench.tables import read_result, short_lines, show
 from corun_pd.bench.transfer import measure_transfer
 from corun_pd.bench.workloads import parse_workloads
 from corun_pd.cli.bench_determinism import determinism
-from corun_pd.cli.bench_options import common, engine_config, lengths_of, model_of, numbers_of, plan_options
+from corun_pd.cli.bench_fleet import fleet
+from corun_pd.cli.bench_options import (
+    common,
+    devices,
+    engine_config,
+    lengths_of,
+    model_of,
+    numbers_of,
+    plan_options,
+)
 from corun_pd.cli.bench_planner import planner
 from corun_pd.engine.base import EngineInfo
 from corun_pd.errors import ConfigError, SetupError
@@ -31,6 +40,7 @@ def bench() -> None:
 
 
 bench.add_command(determinism)
+bench.add_command(fleet)
 bench.add_command(planner)
 
 
@@ -80,6 +90,7 @@ def _run(names: list[str], outs: dict[str, Path], settings: dict[str, Any]) -> N
         settings=settings,
         limit_s=settings["mode_limit"],
         say=_say(),
+        environment=devices(settings, 1)[0],
     )
     sizes = numbers_of("--sizes", settings["sizes"]) if settings["sizes"] else [settings["slots"]]
     configs = [engine_config(settings | {"slots": size}) for size in sizes]
@@ -142,7 +153,10 @@ def _say() -> Callable[[str], None]:
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The result's JSON.")
 def transfer(**settings: Any) -> None:
-    """KV caches over NIXL between two engines of this machine: GB/s, and the share hidden behind compute."""
+    """KV caches over NIXL between two engines of this machine: GB/s, and the share hidden behind compute.
+
+    With --gpus 0,1 prefill is on GPU 0 and decode on GPU 1; --memory is then each one's own.
+    """
     mode = mode_named(settings["modes"])
     config = mode.apply(engine_config(settings), settings["chunk"])
     say, out, rows = _say(), settings["out"], []
@@ -154,7 +168,8 @@ def transfer(**settings: Any) -> None:
         say(f"{row['prompt_tokens']} tokens pulled")
 
     lengths = numbers_of("--lengths", settings["lengths"])
-    measure_transfer(model_of(settings), config, lengths, out.with_suffix(""), add)
+    first, second = devices(settings, 2)
+    measure_transfer(model_of(settings), config, lengths, out.with_suffix(""), add, (first, second))
     show("transfer", rows)
     if settings["plot"]:
         _plot(out)

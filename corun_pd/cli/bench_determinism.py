@@ -13,7 +13,7 @@ from corun_pd.bench.modes import Mode, modes_named
 from corun_pd.bench.process import EngineProcess, Job, Record
 from corun_pd.bench.report import print_table, write_result
 from corun_pd.bench.workloads import EngineRequest, mixed_requests
-from corun_pd.cli.bench_options import common, engine_config, model_of
+from corun_pd.cli.bench_options import common, devices, engine_config, model_of
 from corun_pd.core import Role
 from corun_pd.errors import CorunError
 
@@ -44,6 +44,8 @@ DIFFERENT, INCOMPLETE = 1, 3
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The result's JSON.")
 def determinism(**settings: Any) -> None:
     """The same requests in other company, after a restart with cold caches and through P/D (paper V-B).
+
+    With --gpus 0,1 the pair has prefill on GPU 0 and decode on GPU 1, and the other engines GPU 0.
 
     Exit code 1 when a mode under the contract differs anywhere, or could not run; 3 when what ran is equal
     but the budget had no room for all of it.
@@ -79,7 +81,8 @@ class _Check:
         settings = self.settings
         config = mode.apply(engine_config(settings), settings["chunk"])
         began_s = time.monotonic()
-        with EngineProcess(self.model, mode.role, config, self.logs / f"{mode.name}.log") as engine:
+        (where,) = devices(settings, 1)
+        with EngineProcess(self.model, mode.role, config, self.logs / f"{mode.name}.log", where) as engine:
             info = engine.ready()
             start_s = time.monotonic() - began_s
             sizes = (settings["chunk"], settings["block_tokens"], info.vocabulary, settings["longest"])
@@ -111,9 +114,10 @@ class _Check:
     ) -> None:
         config = mode.apply(engine_config(self.settings), self.settings["chunk"])
         log = self.logs / f"{mode.name}-again.log"
+        (where,) = devices(self.settings, 1)
         with (
             tempfile.TemporaryDirectory() as caches,
-            EngineProcess(self.model, mode.role, config, log, _cold(caches)) as engine,
+            EngineProcess(self.model, mode.role, config, log, _cold(caches) | where) as engine,
         ):
             engine.ready()
             run = engine.run(Job(requests))
@@ -124,7 +128,8 @@ class _Check:
     ) -> None:
         settings = self.settings
         config = mode.apply(engine_config(settings, settings["pair_memory"]), settings["chunk"])
-        agreement, moved = check_handover(self.model, config, requests, reference, self.logs)
+        first, second = devices(settings, 2)
+        agreement, moved = check_handover(self.model, config, requests, reference, self.logs, (first, second))
         self.add(mode, agreement, facts | {"kv_moved_bytes": moved})
 
     def add(self, mode: Mode, agreement: Agreement, facts: Row) -> None:

@@ -12,10 +12,20 @@ from pydantic import ValidationError
 from corun_pd.bench.shapes import SHAPES, write_shape
 from corun_pd.cli.plan_inputs import parse_numbers
 from corun_pd.config import EngineConfig, FakeConfig, PrefillConfig, describe_validation
+from corun_pd.engine.devices import see_only
 from corun_pd.errors import ConfigError
 from corun_pd.planner.traces import BurstGpt
 
-__all__ = ["common", "engine_config", "lengths_of", "model_of", "numbers_of", "plan_options"]
+__all__ = [
+    "common",
+    "devices",
+    "engine_config",
+    "gpus_of",
+    "lengths_of",
+    "model_of",
+    "numbers_of",
+    "plan_options",
+]
 
 Decorator = Callable[[Any], Any]
 
@@ -38,6 +48,10 @@ def common(modes: str, memory: float = 0.85, max_model_tokens: int = 8192) -> De
         ),
         click.option("--kv-cache-bytes", type=int, help="KV pool, instead of what the memory holds."),
         click.option("--backend", help="Attention backend."),
+        click.option(
+            "--tensor-parallel", type=click.IntRange(1), default=1, show_default=True, help="GPUs an engine."
+        ),
+        click.option("--gpus", help="Dealt out to engines in turn, around again when they end, as 0,1."),
         click.option("--compile", "compiled", is_flag=True, help="Compile the model in every mode."),
         click.option("--fake", is_flag=True, help="Fake engines: to try a plan without a model."),
         click.option("--plot/--no-plot", default=False, help="Draw the result beside its JSON."),
@@ -90,9 +104,34 @@ def engine_config(settings: dict[str, Any], memory: float | None = None) -> Engi
             gpu_memory_ratio=memory or settings["memory"],
             attention_backend=settings["backend"],
             compile=settings["compiled"],
+            tensor_parallel_size=settings["tensor_parallel"],
         )
     except ValidationError as error:
         raise ConfigError(f"bench: {describe_validation(error)}") from error
+
+
+def gpus_of(settings: dict[str, Any], engines: int) -> list[tuple[int, ...] | None]:
+    """The GPUs of each engine that runs beside the others; None shows it all.
+
+    Raises ConfigError for what is no list, and when an engine would have two ranks on one GPU.
+    """
+    if not settings["gpus"]:
+        return [None] * engines
+    numbers, ranks = parse_numbers("--gpus", settings["gpus"]), settings["tensor_parallel"]
+    if min(numbers) < 0:
+        raise ConfigError(f"--gpus {settings['gpus']}: GPUs are counted from 0")
+    found: list[tuple[int, ...] | None] = [
+        tuple(numbers[(ranks * at + rank) % len(numbers)] for rank in range(ranks)) for at in range(engines)
+    ]
+    for gpus in found:
+        if len(set(gpus or ())) < ranks:
+            raise ConfigError(f"--gpus {settings['gpus']}: two ranks of one engine on a GPU: {gpus}")
+    return found
+
+
+def devices(settings: dict[str, Any], engines: int) -> list[dict[str, str]]:
+    """`gpus_of` as environment variables of the engines' processes."""
+    return [see_only(gpus) for gpus in gpus_of(settings, engines)]
 
 
 def model_of(settings: dict[str, Any]) -> Path:

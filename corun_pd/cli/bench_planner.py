@@ -13,12 +13,12 @@ import click
 
 from corun_pd.bench.report import print_table, write_result
 from corun_pd.bench.workloads import EngineRequest, make_engine_requests
+from corun_pd.cli.layouts import counts_of
 from corun_pd.cli.plan_inputs import parse_numbers
 from corun_pd.client import AsyncClient
 from corun_pd.cluster.local import LocalCluster
 from corun_pd.config import ClusterConfig
 from corun_pd.core import Role
-from corun_pd.errors import ConfigError
 from corun_pd.planner.accuracy import METRICS, Comparison, Figures, Summary
 from corun_pd.planner.cost import DecodePoint, Profile, TransferCost
 from corun_pd.planner.held_out import Workload, held_out
@@ -57,7 +57,7 @@ def planner(**settings: Any) -> None:
     rows: list[Comparison] = []
     for text in settings["layouts"].split(","):
         with _pinned(settings) as cores:
-            rows += asyncio.run(_measure(_counts(text), profile, settings, cores))
+            rows += asyncio.run(_measure(counts_of(text), profile, settings, cores))
     _write(rows, settings)
 
 
@@ -180,15 +180,6 @@ def _fake_profile(slots: int) -> Profile:
         transfer=TransferCost(latency_s=FAKE["transfer_s"], bytes_per_s=1e13),
         start_up_s=0.0,
     )
-
-
-def _counts(text: str) -> dict[Role, int]:
-    """`1C` or `2P+1D`. Raises ConfigError for anything else."""
-    roles = {"C": Role.COLOCATED, "P": Role.PREFILL, "D": Role.DECODE}
-    try:
-        return {roles[part[-1:]]: int(part[:-1]) for part in text.strip().split("+")}
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"--layouts {text}: is not as 1C or 2P+1D") from error
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from corun_pd.cli.run import serve
 from corun_pd.cluster import lifeline
 from corun_pd.config import load_cluster
 from corun_pd.core import InstanceInfo, Role
+from corun_pd.engine.devices import see_only
 
 __all__ = ["colocated", "decode", "prefill", "router", "standard"]
 
@@ -21,22 +22,23 @@ supervised_option = click.option(
 )
 
 
-class Cores(click.ParamType[tuple[int, ...]]):
-    """CPU cores as `0,2-3`."""
+class Places(click.ParamType[tuple[int, ...]]):
+    """CPU cores or GPUs as `0,2-3`."""
 
-    name = "cores"
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
-        """The cores, in order."""
-        cores: set[int] = set()
+        """The numbers, each once, as they come."""
+        found: dict[int, None] = {}
         for part in str(value).split(","):
             first, _, last = part.partition("-")
             if not first.isdecimal() or not (last or first).isdecimal():
-                self.fail(f"{value!r} is no list of cores such as 0,2-3", param, ctx)
-            cores.update(range(int(first), int(last or first) + 1))
-        return tuple(sorted(cores))
+                self.fail(f"{value!r} is no list of {self.name} such as 0,2-3", param, ctx)
+            found |= dict.fromkeys(range(int(first), int(last or first) + 1))
+        return tuple(found)
 
 
 @click.command()
@@ -67,7 +69,8 @@ def _instance_command(role: Role, summary: str) -> click.Command:
     @router_option
     @click.option("--host", default="127.0.0.1", show_default=True, help="The address that peers dial.")
     @port_option
-    @click.option("--cores", type=Cores(), metavar="LIST", help="The CPU cores to run on, as 0,2-3.")
+    @click.option("--cores", type=Places("cores"), metavar="LIST", help="The CPU cores to run on, as 0,2-3.")
+    @click.option("--gpus", type=Places("GPUs"), metavar="LIST", help="The GPUs to run on, as 0,2-3.")
     @supervised_option
     def command(
         config_file: Path,
@@ -75,11 +78,13 @@ def _instance_command(role: Role, summary: str) -> click.Command:
         host: str,
         port: int | None,
         cores: tuple[int, ...] | None,
+        gpus: tuple[int, ...] | None,
         supervised: bool,
     ) -> None:
-        # The cores are set before anything counts them: thread pools are sized at import.
+        # Cores and GPUs are set before anything counts them: thread pools are sized at import.
         if cores is not None:
             _pin(cores)
+        os.environ.update(see_only(gpus))
         if supervised:
             lifeline.hold()
         from corun_pd.cluster.instance import serve_instance

@@ -46,6 +46,8 @@ def role_command(role: str, instance: InstanceConfig | None, file: Path, router:
         options += ["--router", router, "--host", instance.host]
         if instance.cores is not None:
             options += ["--cores", ",".join(str(core) for core in instance.cores)]
+        if instance.gpus is not None:
+            options += ["--gpus", ",".join(str(gpu) for gpu in instance.gpus)]
     return python_module("corun_pd.cli.main", "--log-level", "info", role, *options)
 
 
@@ -122,10 +124,11 @@ class LocalCluster:
         await self._start_role("router", "router", None, file)
         numbers: Counter[str] = Counter()
         for instance in self.config.instances:
-            for _ in range(instance.count):
+            for number in range(instance.count):
                 name = f"{instance.role}-{numbers[instance.role]}"
                 numbers[instance.role] += 1
-                await self._start_role(name, instance.role, instance, file)
+                one = instance.one(number, self.config.engine.tensor_parallel_size)
+                await self._start_role(name, instance.role, one, file)
 
     async def _start_role(self, name: str, role: str, instance: InstanceConfig | None, file: Path) -> None:
         argv = self._command(role, instance, file, self.router_address)

@@ -52,6 +52,11 @@ class Tickets:
     ) -> str | None:
         if not handoff.handoff_id or not handoff.engine_id:
             return "the handoff names no ticket or no engine"
+        ranks = self._info.contract.settings.get("tensor_parallel_size", 1)
+        if handoff.tensor_parallel_size != ranks:
+            return (
+                f"computed on {handoff.tensor_parallel_size} tensor-parallel ranks; this engine has {ranks}"
+            )
         if handoff.fingerprint != self._info.contract.fingerprint:
             return f"computed under contract {handoff.fingerprint}, not {self._info.contract.fingerprint}"
         if handoff.token_count != len(prompt):

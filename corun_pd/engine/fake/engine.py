@@ -83,7 +83,7 @@ class FakeEngine:
         self._info = describe(self._folder, self._role, self._config, self._model)
         self._pool = BlockPool(self._info.blocks)
         engine_id = f"fake-{uuid.uuid4().hex[:12]}"
-        self._handoffs = Handoffs(engine_id, self._config.lease_s, self._free, self.faults)
+        self._handoffs = Handoffs(engine_id, self._config, self._free, self.faults)
         self._pull_server = PullServer(self._handoffs.take)
         self._pull_client = PullClient()
         self._port = await self._pull_server.start(self._host) if self._role is Role.PREFILL else 0

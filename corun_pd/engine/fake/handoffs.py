@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from corun_pd.config import EngineConfig
 from corun_pd.core import KvHandoff, prompt_digest
 from corun_pd.engine.fake.faults import FakeFaults
 from corun_pd.engine.fake.side_channel import blocks_digest
@@ -23,10 +24,15 @@ class Handoffs:
     """Single use: whatever ends a handoff takes it out and gives its blocks back, once."""
 
     def __init__(
-        self, engine_id: str, lease_s: float, free: Callable[[tuple[int, ...]], None], faults: FakeFaults
+        self,
+        engine_id: str,
+        config: EngineConfig,
+        free: Callable[[tuple[int, ...]], None],
+        faults: FakeFaults,
     ) -> None:
         self._engine_id = engine_id
-        self._lease_s = lease_s
+        self._lease_s = config.lease_s
+        self._ranks = config.tensor_parallel_size
         self._free = free
         self._faults = faults
         self._open: dict[str, _Open] = {}
@@ -54,6 +60,7 @@ class Handoffs:
             prompt_digest=prompt_digest(prompt),
             fingerprint=fingerprint,
             lease_s=self._lease_s,
+            tensor_parallel_size=self._ranks,
         )
         expiry = asyncio.get_running_loop().call_later(self._lease_s, self.release, name)
         self._open[name] = _Open(ticket, blocks, expiry)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from corun_pd.bench.experiments import EXPERIMENTS
+from corun_pd.cli.bench_options import devices
 from corun_pd.cli.main import cli
 
 pytestmark = pytest.mark.timeout(120)
@@ -118,6 +120,44 @@ def test_transfers_say_what_moved_and_results_can_be_shown_again(tmp_path: Path)
     assert "GB/s" in bench("show", str(out)).output
 
 
+def test_fleets_of_several_layouts_are_compared_on_gpus_of_their_own(tmp_path: Path) -> None:
+    """Prefill and decode apart, two colocated, two standard, each behind a router, with equal work."""
+    out = tmp_path / "fleet.json"
+    result = bench(
+        *("fleet", *ENGINE, "--layouts", "1P+1D,2S", "--gpus", "0,1", "--workloads", "64/8:6,32/4:4"),
+        *("--out", str(out)),
+    )
+    assert result.exit_code == 0, result.output
+    found = rows(out)
+    assert [(row["mode"], row["layout"], row["workload"], row["output_tokens"]) for row in found] == [
+        (mode, layout, workload, tokens)
+        for mode, layout in (("packed", "1P+1D"), ("standard", "2S"))
+        for workload, tokens in (("64/8", 48), ("32/4", 16))
+    ]
+    assert [bool(row["kv_moved_bytes"]) for row in found] == [True, True, False, False]
+    cluster = yaml.safe_load((tmp_path / "fleet" / "packed-1P+1D" / "cluster.yaml").read_text())
+    assert [(one["role"], one["gpus"]) for one in cluster["instances"]] == [("prefill", [0]), ("decode", [1])]
+    assert "output tokens/s" in bench("show", str(out)).output
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel", "gpus", "pairs"),
+    [
+        (1, "0,1", ["0", "1"]),
+        (2, "0,1", ["0,1", "0,1"]),
+        (2, "0,1,2,3", ["0,1", "2,3"]),
+        (1, None, [None] * 2),
+    ],
+)
+def test_engines_of_an_experiment_take_their_gpus_in_turn(
+    tensor_parallel: int, gpus: str | None, pairs: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pair on two GPUs has one each, and shares them when each needs both."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = devices({"gpus": gpus, "tensor_parallel": tensor_parallel}, 2)
+    assert [one.get("CUDA_VISIBLE_DEVICES") for one in found] == pairs
+
+
 @pytest.mark.parametrize(
     ("command", "option", "message"),
     [
@@ -129,6 +169,9 @@ def test_transfers_say_what_moved_and_results_can_be_shown_again(tmp_path: Path)
         ("padding", ("--workloads", "8/8", "--sizes", "4,0"), "--sizes"),
         ("throughput", ("--workloads", "4096/128"), "4096/128"),
         ("transfer", ("--lengths", "600"), "600"),
+        ("transfer", ("--gpus", "0,x"), "--gpus 0,x"),
+        ("determinism", ("--gpus", "0", "--tensor-parallel", "2"), "two ranks of one engine"),
+        ("fleet", ("--layouts", "1X"), "--layouts 1X"),
     ],
 )
 def test_a_wrong_option_is_named_before_an_engine_starts(
@@ -153,8 +196,13 @@ def test_the_stages_for_a_gpu_run_one_after_the_other(tmp_path: Path) -> None:
     )
     assert (unknown.returncode, "no stage nothing" in unknown.stderr) == (2, True)
     assert not list((tmp_path / "out").glob("*"))
-    done = subprocess.run([script, "d2s", "sizes"], env=environment | paths, capture_output=True, text=True)
+    stages = [script, "d2s", "sizes", "xfer2"]
+    done = subprocess.run(stages, env=environment | paths, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    names = ("determinism-qwen3-8b-12-layers-standard-h200", "padding-sizes-qwen3-8b-12-layers-h200")
+    names = (
+        "determinism-qwen3-8b-12-layers-standard-h200",
+        "padding-sizes-qwen3-8b-12-layers-h200",
+        "transfer-2-gpus-qwen3-8b-h200",
+    )
     assert all((tmp_path / "out" / f"{name}.json").exists() for name in names)
-    assert done.stdout.count("exit   0") == 2
+    assert done.stdout.count("exit   0") == 3

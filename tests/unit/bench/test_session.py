@@ -41,7 +41,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     told = Script()
 
     class MockProcess:
-        def __init__(self, model: Path, role: Role, config: EngineConfig, log: Path) -> None:
+        def __init__(
+            self, model: Path, role: Role, config: EngineConfig, log: Path, environment: dict[str, str]
+        ) -> None:
             self.role, self.log, self.jobs = role, log, 0
             told.roles.append(role)
 

@@ -2,9 +2,11 @@
 
 import importlib.metadata
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Coroutine, Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -12,7 +14,9 @@ from click.testing import CliRunner
 
 from corun_pd import __version__
 from corun_pd.cli.main import COMMANDS, cli
+from corun_pd.cluster.local import role_command
 from corun_pd.cluster.packages import Package
+from corun_pd.config import load_cluster
 
 
 @pytest.fixture(autouse=True)
@@ -142,8 +146,32 @@ def test_describe_of_no_router_ends_within_the_time_given() -> None:
 
 def test_cores_are_a_list_of_numbers_and_ranges() -> None:
     """`0,2-3` as taskset has it."""
-    from corun_pd.cli.roles import Cores
+    from corun_pd.cli.roles import Places
 
-    assert Cores().convert("0,2-4,3", None, None) == (0, 2, 3, 4)
+    assert Places("cores").convert("0,2-4,3", None, None) == (0, 2, 3, 4)
     with pytest.raises(click.BadParameter, match="no list of cores"):
-        Cores().convert("0,x", None, None)
+        Places("cores").convert("0,x", None, None)
+
+
+def test_a_role_sees_the_gpus_that_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted among those that its launcher shows; set before the engine is built."""
+    from corun_pd.cli import roles
+
+    seen: list[str | None] = []
+
+    def serve(running: Coroutine[Any, Any, None]) -> None:
+        running.close()
+        seen.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+    monkeypatch.setattr(roles, "serve", serve)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    file = write_cluster(
+        tmp_path, "model: .\nengine: {kind: fake}\ninstances: [{role: colocated, gpus: [1]}]"
+    )
+    (instance,) = load_cluster(Path(file)).instances
+    options = role_command("colocated", instance, Path(file), "127.0.0.1:1")[-3:]
+    assert options[1:] == ["--gpus", "1"]
+    for arguments in (options[1:], ["--gpus", "7"]):
+        result = CliRunner().invoke(cli, ["colocated", "--config", file, *arguments])
+        assert result.exit_code == (0 if arguments[1] == "1" else 2), result.output
+    assert seen == ["5"]

@@ -48,6 +48,7 @@ def test_a_ticket_of_the_same_name_from_another_engine_is_another_ticket() -> No
         (replace(HANDOFF, handoff_id=""), FIRST, "no ticket"),
         (replace(HANDOFF, engine_id=""), FIRST, "no engine"),
         (replace(HANDOFF, fingerprint="0"), FIRST, "contract 0"),
+        (replace(HANDOFF, tensor_parallel_size=4), FIRST, "on 4 tensor-parallel ranks; this engine has 1"),
         (replace(HANDOFF, token_count=2), FIRST, "2 tokens of a prompt of 3"),
         (replace(HANDOFF, prompt_digest=prompt_digest((1, 2, 4))), FIRST, "another prompt"),
         (replace(HANDOFF, block_groups=()), FIRST, "no blocks"),

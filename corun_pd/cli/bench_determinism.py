@@ -70,6 +70,7 @@ class _Check:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
+        self.pair = devices(settings, 2)
         self.model = model_of(settings)
         self.logs = settings["out"].with_suffix("")
         self.began_s = time.monotonic()
@@ -81,8 +82,8 @@ class _Check:
         settings = self.settings
         config = mode.apply(engine_config(settings), settings["chunk"])
         began_s = time.monotonic()
-        (where,) = devices(settings, 1)
-        with EngineProcess(self.model, mode.role, config, self.logs / f"{mode.name}.log", where) as engine:
+        log = self.logs / f"{mode.name}.log"
+        with EngineProcess(self.model, mode.role, config, log, self.pair[0]) as engine:
             info = engine.ready()
             start_s = time.monotonic() - began_s
             sizes = (settings["chunk"], settings["block_tokens"], info.vocabulary, settings["longest"])
@@ -114,10 +115,9 @@ class _Check:
     ) -> None:
         config = mode.apply(engine_config(self.settings), self.settings["chunk"])
         log = self.logs / f"{mode.name}-again.log"
-        (where,) = devices(self.settings, 1)
         with (
             tempfile.TemporaryDirectory() as caches,
-            EngineProcess(self.model, mode.role, config, log, _cold(caches) | where) as engine,
+            EngineProcess(self.model, mode.role, config, log, _cold(caches) | self.pair[0]) as engine,
         ):
             engine.ready()
             run = engine.run(Job(requests))
@@ -128,7 +128,7 @@ class _Check:
     ) -> None:
         settings = self.settings
         config = mode.apply(engine_config(settings, settings["pair_memory"]), settings["chunk"])
-        first, second = devices(settings, 2)
+        first, second = self.pair
         agreement, moved = check_handover(self.model, config, requests, reference, self.logs, (first, second))
         self.add(mode, agreement, facts | {"kv_moved_bytes": moved})
 

@@ -51,6 +51,8 @@ def fleet(**settings: Any) -> None:
     Standard layouts run vLLM's own scheduling, once, whatever --modes says. Exit code 1 when one fails.
     """
     layouts = [(text.strip(), counts_of(text)) for text in settings["layouts"].split(",")]
+    for _, counts in layouts:
+        gpus_of(settings, sum(counts.values()))  # What is wrong is said before anything starts.
     modes, files = modes_named(settings["modes"]), lengths_of(settings)
     limit = settings["max_model_tokens"]
     workloads = parse_workloads(settings["workloads"], settings["requests"], limit, files)

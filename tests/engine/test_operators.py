@@ -27,8 +27,8 @@ import sys
 from click.testing import CliRunner
 from corun_pd.cli.main import cli
 
-def verify(mode, name):
-    shapes = ["--slots", "4", "--chunk-tokens", "16", "--block-tokens", "32", "--timed", "1,N"]
+def verify(mode, name, *more):
+    shapes = ["--slots", "4", "--chunk-tokens", "16", "--block-tokens", "32", "--timed", "1,N", *more]
     files = ["--model", sys.argv[1], "--json", f"{sys.argv[1]}/{name}.json"]
     result = CliRunner().invoke(cli, ["verify", "--operators", "--mode", mode, *shapes, *files])
     print(">", name, result.exit_code, flush=True)
@@ -39,6 +39,7 @@ from corun_pd.engine.vllm import environment
 environment.prepare = lambda config, host: None  # It refuses a process that has vLLM already.
 verify("packed", "packed")
 verify("hybrid", "hybrid")
+verify("packed", "ranks", "--tensor-parallel", "4")
 
 import torch
 from corun_pd.engine.vllm.operators import check, dense
@@ -130,6 +131,20 @@ def test_result_is_that_of_an_experiment(verified: Any) -> None:
     assert {"date", "command", "machine", "settings"} <= set(result)
     times = {row["operator"]: set(row["latency_s"]) for row in result["rows"]}
     assert times["matmul qkv"] == {"1", "4"}
+
+
+def test_ranks_add_in_a_fixed_tree_and_a_ring_is_seen_to_fail(verified: Any) -> None:
+    """Over four ranks: with two, a ring has no order to add in that could differ."""
+    codes, results = verified
+    assert codes["ranks"] == "0"
+    sums = {row["kernel"]: row for row in results["ranks"]["rows"] if row["operator"] == "all-reduce"}
+    ours = sums["fixed tree"]
+    assert (ours["need"], ours["position_shapes"], ours["position_differs"]) == ("position", [4, 16], [])
+    assert (ours["batch_sizes"][-1], ours["batch_differs"], ours["error"]) == (16, [], None)
+    assert (sums["gloo"]["need"], sums["gloo"]["error"]) == ("", None)
+    ring = results["ranks"]["controls"][-1]
+    assert (ring["kernel"], ring["position_differs"]) == ("ring all-reduce", [4, 16])
+    assert not [row for row in results["packed"]["rows"] if row["operator"] == "all-reduce"]
 
 
 def test_kernel_that_looks_at_its_place_fails_the_check(verified: Any) -> None:

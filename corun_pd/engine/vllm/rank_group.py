@@ -19,7 +19,7 @@ from torch import distributed
 
 from corun_pd.engine.vllm.fixed_tree import tree_sum
 
-__all__ = ["RankGroup"]
+__all__ = ["RankGroup", "bank_of"]
 
 #: How long ranks may take to find each other, and then to add. In seconds.
 START_S, ANSWER_S = 120.0, 60.0
@@ -45,7 +45,11 @@ class RankGroup:
             theirs.close()
             self._pipes.append(pipe)
             self._processes.append(process)
-        self._answers(START_S)
+        try:
+            self._answers(START_S)
+        except RuntimeError as error:
+            self.__exit__(type(error), error, None)
+            raise
 
     def all_reduce(self, kernel: str, rows: torch.Tensor) -> torch.Tensor:
         """The sum of each rank's own terms in these rows of its bank. rows: [R]; returns [R, width].
@@ -90,6 +94,13 @@ class RankGroup:
         self._folder.cleanup()
 
 
+def bank_of(rank: int, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    """A rank's terms: `shape[0]` rows of normal values, and one of zeros."""
+    bank = torch.randn((shape[0] + 1, shape[1]), generator=torch.Generator().manual_seed(41 + rank))
+    bank[-1] = 0
+    return bank.to(dtype)
+
+
 def _serve(
     pipe: Connection,
     place: str,
@@ -105,10 +116,7 @@ def _serve(
             torch.cuda.set_device(device)
         backend = "gloo" if kind == "cpu" else "nccl"
         distributed.init_process_group(backend, init_method=place, rank=rank, world_size=size)
-        generator = torch.Generator().manual_seed(41 + rank)
-        bank = torch.randn((shape[0] + 1, shape[1]), generator=generator)
-        bank[-1] = 0
-        bank = bank.to(device, dtype)
+        bank = bank_of(rank, shape, dtype).to(device)
         pipe.send(("", b""))
         while True:
             kernel, rows = pipe.recv()

@@ -63,7 +63,7 @@ def test_a_rank_that_ends_ends_its_engine(engine: EngineProcess) -> None:
     """An idle one says so before it is asked for more."""
     engine.ready()
     children = psutil.Process(engine._process.pid).children()
-    next(child for child in children if "spawn_main" in " ".join(child.cmdline())).kill()
+    next(child for child in children if "resource_tracker" not in " ".join(child.cmdline())).kill()
     with pytest.raises(EngineFailed, match="rank's process ended"):
         engine.run(Job(REQUESTS), timeout_s=60)
 

@@ -38,8 +38,8 @@ def install() -> None:
     parts: set[int] = set()
 
     def load_weights(loader: Any, model: nn.Module, model_config: Any) -> None:
-        split = [module for module in model.modules() if getattr(module, "tp_size", 1) > 1]
-        parts.update(id(tensor) for module in split for tensor in module.parameters())
+        split = filter(_is_split, model.modules())
+        parts.update(id(tensor) for module in split for tensor in module.parameters(recurse=False))
         _load(loader, model, model_config)
 
     def initialize(tensor: torch.Tensor, *args: object, **kwargs: object) -> None:
@@ -55,3 +55,9 @@ def install() -> None:
 
     dummy_loader.initialize_single_dummy_weight = initialize
     dummy_loader.DummyModelLoader.load_weights = load_weights
+
+
+def _is_split(module: nn.Module) -> bool:
+    """Whether ranks hold different parts of its own weights. Layers that are not split say 1."""
+    experts = getattr(module, "moe_config", None)
+    return int(getattr(module, "tp_size", getattr(experts, "tp_size", 1))) > 1

@@ -118,7 +118,9 @@ class VllmEngine:
             self._step_until_closed()
         except Exception as error:
             logger.exception("a step failed, which ends the engine")
-            self._error = EngineFailed(f"the engine died: {_first_line(error)}")
+            lost = getattr(self._core.model_executor, "is_failed", False)
+            reason = "a tensor-parallel rank's process ended" if lost else _first_line(error)
+            self._error = EngineFailed(f"the engine died: {reason}")
             self._error.__cause__ = error
         finally:
             with contextlib.suppress(Exception):
@@ -372,7 +374,7 @@ def _resolve(answer: "asyncio.Future[InstanceLoad]", load: InstanceLoad) -> None
 
 
 def _lose_rank() -> None:
-    raise EngineFailed("a tensor-parallel rank's process ended")
+    raise EngineFailed("it lost a rank")
 
 
 def _first_line(error: Exception) -> str:

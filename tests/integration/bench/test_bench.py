@@ -121,17 +121,17 @@ def test_transfers_say_what_moved_and_results_can_be_shown_again(tmp_path: Path)
 
 
 def test_fleets_of_several_layouts_are_compared_on_gpus_of_their_own(tmp_path: Path) -> None:
-    """Prefill and decode apart, two colocated, two standard, each behind a router, with equal work."""
+    """Prefill and decode apart, and standard, each behind a router, with equal work."""
     out = tmp_path / "fleet.json"
     result = bench(
-        *("fleet", *ENGINE, "--layouts", "1P+1D,2S", "--gpus", "0,1", "--workloads", "64/8:6,32/4:4"),
+        *("fleet", *ENGINE, "--layouts", "1P+1D,1S", "--gpus", "0,1", "--workloads", "64/8:6,32/4:4"),
         *("--out", str(out)),
     )
     assert result.exit_code == 0, result.output
     found = rows(out)
     assert [(row["mode"], row["layout"], row["workload"], row["output_tokens"]) for row in found] == [
         (mode, layout, workload, tokens)
-        for mode, layout in (("packed", "1P+1D"), ("standard", "2S"))
+        for mode, layout in (("packed", "1P+1D"), ("standard", "1S"))
         for workload, tokens in (("64/8", 48), ("32/4", 16))
     ]
     assert [bool(row["kv_moved_bytes"]) for row in found] == [True, True, False, False]
@@ -196,13 +196,8 @@ def test_the_stages_for_a_gpu_run_one_after_the_other(tmp_path: Path) -> None:
     )
     assert (unknown.returncode, "no stage nothing" in unknown.stderr) == (2, True)
     assert not list((tmp_path / "out").glob("*"))
-    stages = [script, "d2s", "sizes", "xfer2"]
-    done = subprocess.run(stages, env=environment | paths, capture_output=True, text=True)
+    done = subprocess.run([script, "xfer2", "sizes"], env=environment | paths, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    names = (
-        "determinism-qwen3-8b-12-layers-standard-h200",
-        "padding-sizes-qwen3-8b-12-layers-h200",
-        "transfer-2-gpus-qwen3-8b-h200",
-    )
+    names = ("transfer-2-gpus-qwen3-8b-h200", "padding-sizes-qwen3-8b-12-layers-h200")
     assert all((tmp_path / "out" / f"{name}.json").exists() for name in names)
-    assert done.stdout.count("exit   0") == 3
+    assert done.stdout.count("exit   0") == 2

@@ -58,4 +58,4 @@ def test_layouts_that_are_none_are_refused(tmp_path: Path, model_folder: Path) -
     options = ["--fake", "--model", str(model_folder), "--layouts", "2X", "--out", str(tmp_path / "out.json")]
     result = CliRunner().invoke(cli, ["bench", "planner", *options])
     assert result.exit_code == 2
-    assert "--layouts 2X: is not as 1C or 2P+1D" in result.stderr
+    assert "--layouts 2X: is not as 2C, 2P+1D or 2S" in result.stderr

@@ -5,6 +5,8 @@ Ranks wait for each other without sleeping, so engines that work at once share t
 requests are sent here.
 """
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +31,28 @@ TWO_RANKS = engine_config("packed", tensor_parallel_size=2, kv_cache_bytes=64 <<
 
 #: Borders of blocks and of chunks; greedy and drawn, with logprobs.
 REQUESTS = mixed_requests(20, CHUNK, BLOCK, VOCABULARY, 300, 10)
+
+
+#: A model of which one layer's code knows a fused sum, then one whose layers know none.
+OWN_SUMS = """
+import sys, types
+from pathlib import Path
+import torch, vllm
+from torch import nn
+from corun_pd.engine.vllm import collectives
+
+for place in collectives._ON_THEIR_OWN:
+    path = Path(vllm.__file__).parent.joinpath(*place.split(".")[1:])
+    assert path.exists() or path.with_suffix(".py").exists(), place
+code = types.ModuleType("code")
+exec("from torch import nn\\ndef fused(): ...\\nclass Layer(nn.Linear): ...", vars(code))
+sys.modules["code"] = code
+code.Layer.__module__ = "code"
+model = nn.Sequential(nn.Linear(1, 1), code.Layer(1, 1))
+print(">", collectives.adds_on_its_own(model))
+code.fused.__module__ = collectives._ON_THEIR_OWN[3]
+print(">", collectives.adds_on_its_own(model))
+"""
 
 
 @pytest.fixture
@@ -57,6 +81,25 @@ def test_standard_engine_adds_as_vllm_does(tmp_path: Path) -> None:
     with EngineProcess(model_of("qwen3"), Role.STANDARD, TWO_RANKS, tmp_path / "log") as engine:
         assert engine.ready().contract.settings["all_reduce"] == "vllm"
         assert len(engine.run(Job(REQUESTS)).records) == len(REQUESTS)
+
+
+def test_layers_that_add_in_kernels_of_their_own_are_named() -> None:
+    """Few models have them; where vLLM keeps that code is looked up too."""
+    done = subprocess.run([sys.executable, "-c", OWN_SUMS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [line[2:] for line in done.stdout.splitlines() if line.startswith("> ")]
+    own = "1 (Layer) adds over ranks in a kernel of its own (vllm.models.common.ops.fused_allreduce_rms_norm)"
+    assert found == ["None", own]
+
+
+def test_heads_that_cannot_be_split_are_named(tmp_path: Path) -> None:
+    """Before any rank is started."""
+    three = TWO_RANKS.model_copy(update={"tensor_parallel_size": 3})
+    with (
+        EngineProcess(model_of("qwen3"), Role.COLOCATED, three, tmp_path / "log") as engine,
+        pytest.raises(EngineFailed, match=r"heads \(16\) must be divisible by tensor parallel size \(3\)"),
+    ):
+        engine.ready()
 
 
 def test_a_rank_that_ends_ends_its_engine(engine: EngineProcess) -> None:

@@ -9,7 +9,7 @@ times the tensor, where a ring sends and receives 2 (W - 1) / W times: the same 
 for four, four times for eight. A reduce-scatter is the same sum, cut.
 
 Patched in vLLM 0.32.0, in the worker's process alone: which class `current_platform` names for
-communicators, while the groups are made. `require_fixed_tree` looks whether it took.
+communicators, while the groups are made. `unfixed` looks whether it took.
 """
 
 import contextlib
@@ -26,9 +26,8 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.platforms import current_platform
 
 from corun_pd.engine.vllm.fixed_tree import tree_sum
-from corun_pd.errors import SetupError
 
-__all__ = ["algorithm_in_force", "fixed_tree", "require_fixed_tree"]
+__all__ = ["adds_on_its_own", "algorithm_in_force", "fixed_tree", "unfixed"]
 
 #: Part of the contract. A new order of additions is a new name.
 ALGORITHM: Final = "fixed-tree-1"
@@ -103,25 +102,31 @@ def fixed_tree() -> Iterator[None]:
         del current_platform.get_device_communicator_cls
 
 
-def require_fixed_tree(model: nn.Module) -> None:
-    """Raises SetupError where something else would add over the ranks of a loaded model."""
+def unfixed(worker: Any) -> str | None:
+    """What adds over the ranks of this worker's loaded model in another order; None when nothing does."""
     group = get_tp_group()
     if group.world_size == 1:
-        return
+        return None
     found = group.device_communicator
     if not isinstance(found, _FixedTree):
-        raise SetupError(
-            f"tensor-parallel ranks add by {type(found).__name__}, which this package did not make"
-        )
+        return f"tensor-parallel ranks add by {type(found).__name__}, which this package did not make"
+    if (culprit := adds_on_its_own(worker.model_runner.model)) is None:
+        return None
+    return (
+        f"engine.tensor_parallel_size: {group.world_size}: {culprit}, in an order that depends on the step's "
+        "shape; run this model on one GPU, or the standard role"
+    )
+
+
+def adds_on_its_own(model: nn.Module) -> str | None:
+    """The first layer of a model whose code has another way to add over ranks than a communicator's."""
     for name, module in model.named_modules():
         for value in vars(sys.modules[type(module).__module__]).values():
             place = getattr(value, "__module__", None)
             if isinstance(place, str) and place.startswith(_ON_THEIR_OWN):
-                raise SetupError(
-                    f"engine.tensor_parallel_size: {group.world_size}: {name or 'the model'} "
-                    f"({type(module).__name__}) adds over ranks in a kernel of its own ({place}), in an "
-                    "order that depends on the step's shape; run this model on one GPU, or the standard role"
-                )
+                layer = f"{name or 'the model'} ({type(module).__name__})"
+                return f"{layer} adds over ranks in a kernel of its own ({place})"
+    return None
 
 
 def algorithm_in_force(worker: Any) -> str | None:

@@ -22,11 +22,11 @@ class CoRunCPUWorker(cpu_worker.CPUWorker):  # type: ignore[misc]
             from corun_pd.engine.vllm import nixl_progress
 
             nixl_progress.install()
-        self.is_standard = Settings.from_vllm(self.vllm_config).role is Role.STANDARD
+        is_standard = Settings.from_vllm(self.vllm_config).role is Role.STANDARD
         stock = cpu_worker.CPUModelRunner
         cpu_worker.CPUModelRunner = CoRunCPUModelRunner
         try:
-            with contextlib.nullcontext() if self.is_standard else collectives.fixed_tree():
+            with contextlib.nullcontext() if is_standard else collectives.fixed_tree():
                 super().init_device()
         finally:
             cpu_worker.CPUModelRunner = stock
@@ -34,9 +34,7 @@ class CoRunCPUWorker(cpu_worker.CPUWorker):  # type: ignore[misc]
             raise RuntimeError(f"the CPU worker made a {type(self.model_runner).__name__}")
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Loads the model, and sees that its ranks add in a fixed order."""
+        """Loads the model."""
         if self.load_config.load_format == "dummy":
             random_weights.install()
         super().load_model(*args, **kwargs)
-        if not self.is_standard:
-            collectives.require_fixed_tree(self.model_runner.model)

@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from corun_pd.config import EngineConfig
 from corun_pd.core import FinishReason, InstanceLoad, Role, TokenLogprobs
 from corun_pd.engine.base import EngineInfo, LegOutput, LegWork
@@ -150,7 +152,7 @@ class VllmEngine:
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor import Executor
 
-        from corun_pd.engine.vllm import arguments, contract
+        from corun_pd.engine.vllm import arguments, collectives, contract
 
         self.engine_id = f"{self.role}-{uuid.uuid4().hex}"
         transfer = None
@@ -174,6 +176,8 @@ class VllmEngine:
             operators.require_operators(self.model, self.config)
         self._core = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
         self._core.model_executor.register_failure_callback(lambda: self._commands.put(_lose_rank))
+        if self.role is not Role.STANDARD and any(faults := self._core.collective_rpc(collectives.unfixed)):
+            raise SetupError(next(filter(None, faults)))
         self._scheduler: CountingScheduler = self._core.scheduler
         self._eos = contract.eos_token_ids(vllm_config)
         self._engine_seeds = vllm_config.use_v2_model_runner
@@ -378,5 +382,7 @@ def _lose_rank() -> None:
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):  # vLLM's configuration; the first line only counts faults.
+        return "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]

@@ -29,11 +29,6 @@ class CoRunGPUWorker(StandardGPUWorker):
         with collectives.fixed_tree():
             super().init_device()
 
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Loads the model, and sees that its ranks add in a fixed order."""
-        super().load_model(*args, **kwargs)
-        collectives.require_fixed_tree(self.model_runner.model)
-
     def _make_model_runner(self) -> CoRunGPUModelRunner:
         if not self.use_v2_model_runner:
             raise RuntimeError("CUDA engines run vLLM's V2 model runner; this model got V1")

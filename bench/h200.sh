@@ -18,6 +18,11 @@ SCALE=${SCALE:-1}
 mkdir -p "$OUT"
 export HF_HUB_OFFLINE=1 VLLM_USE_FLASHINFER_SAMPLER=0 TOKENIZERS_PARALLELISM=false
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+# On several GPUs, multicast over NVLink stays off in every mode, standard too, unless the shell says otherwise:
+# a process that uses it can leave the GPUs of a host that others share unusable.
+export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0} TORCH_SYMM_MEM_DISABLE_MULTICAST=${TORCH_SYMM_MEM_DISABLE_MULTICAST:-1}
+export VLLM_ALLREDUCE_USE_SYMM_MEM=${VLLM_ALLREDUCE_USE_SYMM_MEM:-0}
+export VLLM_ALLREDUCE_USE_FLASHINFER=${VLLM_ALLREDUCE_USE_FLASHINFER:-0}
 
 #: Blocks of 16 tokens, the smallest that FlashAttention takes. Fake engines need neither GPU nor vLLM.
 COMMON=(--block-tokens 16)

@@ -32,8 +32,9 @@ __all__ = ["adds_on_its_own", "algorithm_in_force", "fixed_tree", "unfixed"]
 #: Part of the contract. A new order of additions is a new name.
 ALGORITHM: Final = "fixed-tree-1"
 
-#: vLLM's faster ways to add, none of which is asked any more: what is off takes no memory.
+#: Faster ways to add, of vLLM's and NCCL's, none of which is asked any more: what is off takes no memory.
 _UNUSED: Final = {
+    "NCCL_NVLS_ENABLE": "0",
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
     "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "0",

@@ -1,6 +1,7 @@
 """`corun-pd bench` on fake engines: every experiment in real processes, through to its table and JSON."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,10 @@ from click.testing import CliRunner, Result
 
 from corun_pd.bench.experiments import EXPERIMENTS
 from corun_pd.cli.bench_options import devices
+from corun_pd.cli.layouts import counts_of
 from corun_pd.cli.main import cli
+from corun_pd.core import Role
+from corun_pd.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -120,24 +124,32 @@ def test_transfers_say_what_moved_and_results_can_be_shown_again(tmp_path: Path)
     assert "GB/s" in bench("show", str(out)).output
 
 
-def test_fleets_of_several_layouts_are_compared_on_gpus_of_their_own(tmp_path: Path) -> None:
-    """Prefill and decode apart, and standard, each behind a router, with equal work."""
+def test_a_fleet_is_measured_behind_its_router_on_gpus_of_its_own(tmp_path: Path) -> None:
+    """Prefill and decode apart: all tokens come, KV caches move, and each instance has its GPU."""
     out = tmp_path / "fleet.json"
     result = bench(
-        *("fleet", *ENGINE, "--layouts", "1P+1D,1S", "--gpus", "0,1", "--workloads", "64/8:6,32/4:4"),
+        *("fleet", *ENGINE, "--layouts", "1P+1D", "--gpus", "0,1", "--workloads", "64/8:6,32/4:4"),
         *("--out", str(out)),
     )
     assert result.exit_code == 0, result.output
     found = rows(out)
     assert [(row["mode"], row["layout"], row["workload"], row["output_tokens"]) for row in found] == [
-        (mode, layout, workload, tokens)
-        for mode, layout in (("packed", "1P+1D"), ("standard", "1S"))
-        for workload, tokens in (("64/8", 48), ("32/4", 16))
+        ("packed", "1P+1D", "64/8", 48),
+        ("packed", "1P+1D", "32/4", 16),
     ]
-    assert [bool(row["kv_moved_bytes"]) for row in found] == [True, True, False, False]
+    assert all(row["kv_moved_bytes"] > 0 and row["output_tokens_per_s"] > 0 for row in found)
     cluster = yaml.safe_load((tmp_path / "fleet" / "packed-1P+1D" / "cluster.yaml").read_text())
     assert [(one["role"], one["gpus"]) for one in cluster["instances"]] == [("prefill", [0]), ("decode", [1])]
     assert "output tokens/s" in bench("show", str(out)).output
+
+
+def test_layouts_are_roles_and_counts() -> None:
+    """In the order in which GPUs are dealt out."""
+    assert list(counts_of("2P+1D").items()) == [(Role.PREFILL, 2), (Role.DECODE, 1)]
+    assert counts_of("2S") == {Role.STANDARD: 2}
+    for text in ("", "P", "0C", "1C+1C", "1P1D"):
+        with pytest.raises(ConfigError, match=f"--layouts {re.escape(text)}: is not as 2C"):
+            counts_of(text)
 
 
 @pytest.mark.parametrize(

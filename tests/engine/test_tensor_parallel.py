@@ -55,10 +55,11 @@ print(">", collectives.adds_on_its_own(model))
 """
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[EngineProcess]:
-    """A colocated one."""
-    with EngineProcess(model_of("qwen3"), Role.COLOCATED, TWO_RANKS, tmp_path / "log") as engine:
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """A colocated one, until a test ends it."""
+    log = tmp_path_factory.mktemp("ranks") / "log"
+    with EngineProcess(model_of("qwen3"), Role.COLOCATED, TWO_RANKS, log) as engine:
         yield engine
 
 
@@ -76,6 +77,15 @@ def test_an_answer_is_one_alone_in_a_crowd_and_handed_over(engine: EngineProcess
     assert moved == sum(-(-len(request.prompt) // BLOCK) for request in REQUESTS) * info.block_bytes
 
 
+def test_a_rank_that_ends_ends_its_engine(engine: EngineProcess) -> None:
+    """It says what it lost, not what its step ran into. The last test of this engine."""
+    children = psutil.Process(engine._process.pid).children()
+    next(child for child in children if "resource_tracker" not in " ".join(child.cmdline())).kill()
+    with pytest.raises(EngineFailed, match="rank's process ended"):
+        engine.run(Job(REQUESTS), timeout_s=60)
+
+
+@pytest.mark.exhaustive
 def test_standard_engine_adds_as_vllm_does(tmp_path: Path) -> None:
     """The control is vLLM's own."""
     with EngineProcess(model_of("qwen3"), Role.STANDARD, TWO_RANKS, tmp_path / "log") as engine:
@@ -100,15 +110,6 @@ def test_heads_that_cannot_be_split_are_named(tmp_path: Path) -> None:
         pytest.raises(EngineFailed, match=r"heads \(16\) must be divisible by tensor parallel size \(3\)"),
     ):
         engine.ready()
-
-
-def test_a_rank_that_ends_ends_its_engine(engine: EngineProcess) -> None:
-    """An idle one says so before it is asked for more."""
-    engine.ready()
-    children = psutil.Process(engine._process.pid).children()
-    next(child for child in children if "resource_tracker" not in " ".join(child.cmdline())).kill()
-    with pytest.raises(EngineFailed, match="rank's process ended"):
-        engine.run(Job(REQUESTS), timeout_s=60)
 
 
 def make_all_kinds() -> list[GenerationRequest]:

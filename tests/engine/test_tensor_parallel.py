@@ -23,6 +23,7 @@ from corun_pd.client import AsyncClient, GenerationRequest, Route, build_request
 from corun_pd.cluster.local import LocalCluster
 from corun_pd.config import ClusterConfig, InstanceConfig, RouterConfig
 from corun_pd.core import Role
+from corun_pd.engine.base import EngineInfo
 from corun_pd.errors import EngineFailed
 from tests.engine.conftest import engine_config, model_of
 from tests.engine.workload import BLOCK, CHUNK, VOCABULARY, make_prompt, send, until_idle
@@ -56,20 +57,22 @@ print(">", collectives.adds_on_its_own(model))
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineProcess, EngineInfo]]:
     """A colocated one, until a test ends it."""
     log = tmp_path_factory.mktemp("ranks") / "log"
     with EngineProcess(model_of("qwen3"), Role.COLOCATED, TWO_RANKS, log) as engine:
-        yield engine
+        yield engine, engine.ready()
 
 
-def test_an_answer_is_one_alone_in_a_crowd_and_handed_over(engine: EngineProcess, tmp_path: Path) -> None:
+def test_an_answer_is_one_alone_in_a_crowd_and_handed_over(
+    engine: tuple[EngineProcess, EngineInfo], tmp_path: Path
+) -> None:
     """Tokens and logprobs; and what was moved is what both ranks hold of each prompt."""
-    info = engine.ready()
+    process, info = engine
     settings = info.contract.settings
     assert (settings["tensor_parallel_size"], settings["all_reduce"]) == (2, "fixed-tree-1")
     others = mixed_requests(12, CHUNK, BLOCK, VOCABULARY, 300, 10, seed=11)
-    found, batch = check_company(engine, REQUESTS, others, alone=8)
+    found, batch = check_company(process, REQUESTS, others, alone=8)
     assert [one.same_bits for one in found] == [8, 20, 20]
     assert len({record.token_ids for record in batch.records}) > 15
     apart, moved = check_handover(model_of("qwen3"), TWO_RANKS, REQUESTS, batch.records, tmp_path)
@@ -77,12 +80,13 @@ def test_an_answer_is_one_alone_in_a_crowd_and_handed_over(engine: EngineProcess
     assert moved == sum(-(-len(request.prompt) // BLOCK) for request in REQUESTS) * info.block_bytes
 
 
-def test_a_rank_that_ends_ends_its_engine(engine: EngineProcess) -> None:
+def test_a_rank_that_ends_ends_its_engine(engine: tuple[EngineProcess, EngineInfo]) -> None:
     """It says what it lost, not what its step ran into. The last test of this engine."""
-    children = psutil.Process(engine._process.pid).children()
+    process, _ = engine
+    children = psutil.Process(process._process.pid).children()
     next(child for child in children if "resource_tracker" not in " ".join(child.cmdline())).kill()
     with pytest.raises(EngineFailed, match="rank's process ended"):
-        engine.run(Job(REQUESTS), timeout_s=60)
+        process.run(Job(REQUESTS), timeout_s=60)
 
 
 @pytest.mark.exhaustive

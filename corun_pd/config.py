@@ -29,6 +29,7 @@ __all__ = [
     "FakeConfig",
     "InstanceConfig",
     "PrefillConfig",
+    "RayConfig",
     "RouterConfig",
     "load_cluster",
 ]
@@ -123,10 +124,23 @@ class RouterConfig(Model):
     max_replays: Annotated[int, Field(ge=0)] = 2
 
 
+class RayConfig(Model):
+    """Placement by Ray (`corun-pd up --ray`).
+
+    `strategy` is that of Ray's placement group, in which each instance is a bundle. `place_timeout_s`
+    bounds the wait for nodes that have room for all of them.
+    """
+
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    place_timeout_s: PositiveFloat = 60.0
+
+
 class InstanceConfig(Model):
     """`count` instances of a role. `cores` pins each of them to those CPU cores.
 
     `gpus` are dealt out in order, `engine.tensor_parallel_size` to each; None shows them all to each.
+    `resources` is what Ray sets aside for each, as {CPU: 4, GPU: 1}; None is a GPU for each of
+    `tensor_parallel_size` with CUDA engines, and a CPU for each core or compute thread.
     """
 
     role: Role
@@ -134,6 +148,7 @@ class InstanceConfig(Model):
     host: str = "127.0.0.1"
     cores: tuple[int, ...] | None = None
     gpus: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    resources: Annotated[dict[str, PositiveFloat], Field(min_length=1)] | None = None
 
     def one(self, number: int, ranks: int) -> Self:
         """Instance `number`, from 0, of `ranks` tensor-parallel ranks, by itself."""
@@ -142,11 +157,12 @@ class InstanceConfig(Model):
 
 
 class ClusterConfig(Model):
-    """A cluster on one machine. `ready_timeout_s` bounds the wait for every role to be ready."""
+    """A cluster. `ready_timeout_s` bounds the wait for every role to be ready."""
 
     model: Path
     engine: EngineConfig = EngineConfig()
     router: RouterConfig = RouterConfig()
+    ray: RayConfig = RayConfig()
     instances: Annotated[tuple[InstanceConfig, ...], Field(min_length=1)]
     ready_timeout_s: PositiveFloat = 300.0
     drain_timeout_s: PositiveFloat = 10.0

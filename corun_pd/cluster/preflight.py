@@ -4,18 +4,34 @@ import os
 import socket
 
 from corun_pd.cluster.doctor import require_healthy
-from corun_pd.config import ClusterConfig
+from corun_pd.config import ClusterConfig, InstanceConfig
 from corun_pd.errors import ConfigError, SetupError
 
-__all__ = ["check_cluster", "check_port", "free_port"]
+__all__ = ["check_cluster", "check_instance", "check_port", "check_router", "free_port"]
 
 
 def check_cluster(config: ClusterConfig) -> None:
     """Raises SetupError, or ConfigError that names the place, when this cluster cannot start here."""
+    check_router(config)
+    for instance in config.instances:
+        check_instance(config, instance)
+
+
+def check_router(config: ClusterConfig) -> None:
+    """As `check_cluster`, for the router alone."""
     _check_model(config)
-    _check_cores(config)
     if config.router.port:
         check_port("router", config.router.host, config.router.port)
+
+
+def check_instance(config: ClusterConfig, instance: InstanceConfig) -> None:
+    """As `check_cluster`, for one instance of those of `config`."""
+    _check_model(config)
+    for core in sorted(set(instance.cores or ())):
+        if not _is_usable(core):
+            here = sorted(os.sched_getaffinity(0))
+            place = config.instances.index(instance)
+            raise ConfigError(f"instances.{place}.cores: no core {core} here (there are {here})")
     if config.engine.kind == "vllm":
         require_healthy()
 
@@ -51,14 +67,6 @@ def _check_model(config: ClusterConfig) -> None:
         raise ConfigError(f"model: {config.model} is not a folder")
     if not (config.model / "config.json").is_file():
         raise ConfigError(f"model: {config.model} has no config.json, so it holds no model")
-
-
-def _check_cores(config: ClusterConfig) -> None:
-    for place, instance in enumerate(config.instances):
-        for core in sorted(set(instance.cores or ())):
-            if not _is_usable(core):
-                here = sorted(os.sched_getaffinity(0))
-                raise ConfigError(f"instances.{place}.cores: no core {core} here (there are {here})")
 
 
 def _is_usable(core: int) -> bool:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import psutil
 
 from corun_pd.errors import SetupError
 
-__all__ = ["RoleProcess"]
+__all__ = ["RoleProcess", "last_lines"]
 
 TAIL_LINES = 8
 TAIL_BYTES = 16 << 10
@@ -51,6 +50,11 @@ class RoleProcess:
         return cls(name, log, process)
 
     @property
+    def pid(self) -> int:
+        """Its process id, which is that of its session and group too."""
+        return self.process.pid
+
+    @property
     def is_running(self) -> bool:
         """Whether it has not ended."""
         return self.process.returncode is None
@@ -68,15 +72,7 @@ class RoleProcess:
 
     def tail(self) -> str:
         """The last lines of its log, indented; names the file."""
-        try:
-            with self.log.open("rb") as source:
-                source.seek(max(0, os.fstat(source.fileno()).st_size - TAIL_BYTES))
-                lines = source.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
-        except OSError:
-            lines = []
-        if not lines:
-            return f"{self.log} is empty"
-        return "\n  ".join([f"the last lines of {self.log}:", *lines])
+        return last_lines(self.log)
 
     async def stop(self, grace_s: float) -> None:
         """Asks it to end, waits `grace_s` seconds, then kills it and all that it started."""
@@ -103,6 +99,14 @@ class RoleProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
-def python_module(module: str, *arguments: str) -> list[str]:
-    """The command that runs `module` under this interpreter."""
-    return [sys.executable, "-m", module, *arguments]
+def last_lines(log: Path) -> str:
+    """The last lines of a role's log for a message, indented; names the file."""
+    try:
+        with log.open("rb") as source:
+            source.seek(max(0, os.fstat(source.fileno()).st_size - TAIL_BYTES))
+            lines = source.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+    except OSError:
+        lines = []
+    if not lines:
+        return f"{log} is empty"
+    return "\n  ".join([f"the last lines of {log}:", *lines])

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from corun_pd.bench.compare import compare, first_difference
 from corun_pd.client import AsyncClient, FinishReason, GenerationResult, Options, Prompt, Route, build_request
+from corun_pd.cluster.command import python_module
 from corun_pd.cluster.local import LocalCluster
-from corun_pd.cluster.process import python_module
 from corun_pd.core import Role
 from corun_pd.errors import DeadlineExceeded
 from tests.engine.conftest import DEFAULTS, engine_config, model_of

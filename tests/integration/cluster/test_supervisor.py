@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from corun_pd.cluster import local
+from corun_pd.cluster import supervisor as supervision
 from corun_pd.cluster.local import LocalCluster
 from corun_pd.cluster.process import RoleProcess
 from corun_pd.cluster.watcher import Watcher
@@ -126,7 +126,7 @@ async def test_router_is_blamed_before_the_instances_that_it_takes_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     """Whichever end is noticed first: of what ended together, the first in order of start is the cause."""
-    monkeypatch.setattr(local, "SETTLE_S", 1.0)
+    monkeypatch.setattr(supervision, "SETTLE_S", 1.0)
     pid = tmp_path / "pid"
     tells = f"import os; print(os.getpid(), file=open({str(pid)!r}, 'w'))"
     follows = f"""

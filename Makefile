@@ -42,7 +42,8 @@ $(MODEL)/config.json: | $(STAMP)
 demo: $(STAMP) $(MODEL)/config.json ## Runs 32 prompts disaggregated and colocated, and compares every bit.
 	$(BIN)/python examples/demo.py
 
-test: test-fast ## Runs every test, those with real engines on the CPU too.
+test: test-fast ## Runs every test, those with Ray and with real engines on the CPU too.
+	$(BIN)/python -m pytest tests/ray
 	$(BIN)/python -m pytest tests/engine
 
 test-fast: $(STAMP) ## Runs the tests that need no real engine, on two cores in under a minute.

@@ -42,12 +42,11 @@ def not_placed(
     kinds = sorted({kind for bundle in asked for kind in bundle})
     wanted, first = [], 0
     for instance in config.instances:
-        wanted.append(f"{instance.count} {instance.role} with {_words(asked[first], asked[first])} each")
+        times = "" if instance.count == 1 else f"{instance.count} x "
+        wanted.append(f"{times}{instance.role} with {_words(asked[first], asked[first])}")
         first += instance.count
     names = node_names(nodes)
-    have = [
-        f"{names[node['NodeID']]} with {_words(node['Resources'], kinds)}" for node in nodes if node["Alive"]
-    ]
+    have = sorted(f"{names[n['NodeID']]} with {_words(n['Resources'], kinds)}" for n in nodes if n["Alive"])
     return (
         f"Ray cannot place the instances within {config.ray.place_timeout_s:g} s; "
         f"asked for, by {config.ray.strategy}: {', '.join(wanted)}; "

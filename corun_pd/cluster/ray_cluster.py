@@ -125,9 +125,10 @@ class RayCluster(Supervisor):
         try:
             await self._call(_init, self._address)
         except (OSError, RuntimeError, ValueError, RayError) as error:
-            problem = str(error).strip().splitlines() or [type(error).__name__]
+            lines = str(getattr(error, "strerror", None) or error).strip().splitlines()
             where = self._address or os.environ.get("RAY_ADDRESS") or "of this machine"
-            raise SetupError(f"the Ray cluster {where} cannot be used: {problem[0]}") from error
+            problem = lines[0] if lines else type(error).__name__
+            raise SetupError(f"the Ray cluster {where} cannot be used: {problem}") from error
         if threading.current_thread() is threading.main_thread():
             # Ray's core has taken SIGTERM for itself; whoever had it before gets it back.
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))

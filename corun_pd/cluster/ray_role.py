@@ -39,7 +39,6 @@ class RoleActor:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._folder = Path(tempfile.mkdtemp(prefix=f"corun-pd-{name}-"))
         self._process: RoleProcess | None = None
 
     async def place(self) -> tuple[str, str]:
@@ -53,13 +52,18 @@ class RoleActor:
 
         Raises SetupError, or ConfigError that names the place, when this node cannot run it.
         """
-        file = self._folder / "cluster.yaml"
-        file.write_text(text, encoding="utf-8")
-        if instance is not None:
-            check_instance(load_cluster(file), instance)
-            instance = instance.model_copy(update={"host": host})
-        argv = command(role, instance, file, router)
-        self._process = await RoleProcess.start(self._name, argv, self._folder / "log")
+        folder = Path(tempfile.mkdtemp(prefix=f"corun-pd-{self._name}-"))
+        try:
+            file = folder / "cluster.yaml"
+            file.write_text(text, encoding="utf-8")
+            if instance is not None:
+                check_instance(load_cluster(file), instance)
+                instance = instance.model_copy(update={"host": host})
+            argv = command(role, instance, file, router)
+            self._process = await RoleProcess.start(self._name, argv, folder / "log")
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         return self._process.pid
 
     async def read(self, offset: int) -> tuple[bytes, str]:
@@ -73,7 +77,7 @@ class RoleActor:
                 if chunk := source.read(LOG_BYTES):
                     return chunk, ""
             if ended:
-                shutil.rmtree(self._folder, ignore_errors=True)
+                shutil.rmtree(self._process.log.parent, ignore_errors=True)
                 return b"", ended
             await asyncio.sleep(LOG_POLL_S)
 

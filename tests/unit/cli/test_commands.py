@@ -3,6 +3,7 @@
 import importlib.metadata
 import logging
 import os
+import sys
 from collections.abc import Coroutine, Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -120,6 +121,15 @@ def test_up_runs_the_doctor_before_a_real_engine(tmp_path: Path, monkeypatch: py
     file = write_cluster(tmp_path, "model: .\nrouter: {port: 0}\ninstances: [{role: colocated}]")
     result = CliRunner().invoke(cli, ["up", "--config", file])
     assert (result.exit_code, result.stderr[:29]) == (2, "error: vLLM is not installed:")
+
+
+@pytest.mark.parametrize("option", ["--ray", "--ray-address=host:6379"])
+def test_up_says_when_ray_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    """Which extra to install."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    file = write_cluster(tmp_path, "model: .\ninstances: [{role: colocated}]")
+    result = CliRunner().invoke(cli, ["up", "--config", file, option])
+    assert (result.exit_code, result.stderr) == (2, "error: --ray needs Ray: pip install 'corun-pd[ray]'\n")
 
 
 def test_verify_needs_a_cluster() -> None:

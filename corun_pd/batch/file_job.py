@@ -10,7 +10,7 @@ told from it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,8 +18,8 @@ from typing import Final, Self
 
 from corun_pd.batch.disk import disk_errors
 from corun_pd.batch.inputs import InputFiles
-from corun_pd.batch.job import Answer, answer_all, refusal_answer
-from corun_pd.batch.journal import SYNC_INTERVAL_S, Checked, Journal, Receipt
+from corun_pd.batch.job import Answer, answer_all, most_together, refusal_answer
+from corun_pd.batch.journal import SYNC_INTERVAL_S, Checked, Entry, Journal, Receipt
 from corun_pd.batch.line import Json
 from corun_pd.batch.load import fleet_work
 from corun_pd.batch.order import LookAhead, Order
@@ -121,15 +121,16 @@ class FileJob:
             return
         concurrency = self.options.concurrency or self._served.concurrency
         missing = self._source.remaining(self._journal.has)
-        ahead = LookAhead(missing, self.options.order, concurrency)
+        ahead = LookAhead(missing, self.options.order, concurrency, most_together(concurrency))
         run = answer_all(ahead, self._client, self._served, concurrency, self.options.timeout_s, self._stop)
         with disk_errors(self.files.out.path):
             syncer = asyncio.create_task(self._keep_synced())
             try:
                 async with aclosing(run):
-                    async for answer in run:
-                        self._record(answer)
-                        yield answer
+                    async for answers in run:
+                        self._record(answers)
+                        for answer in answers:
+                            yield answer
                         if syncer.done():  # it ends by a failure of the disk alone
                             syncer.result()
             finally:
@@ -189,7 +190,7 @@ class FileJob:
             if refusal is not None:
                 self._say(f"refused: {refusal}")
                 answer = refusal_answer(refusal, self._served)
-                journal.append(answer.index, answer.crc, answer.measure, answer.data)
+                journal.append(answer.entry)
                 tally.add(answer.measure)
             if not total % TURN_LINES:
                 await self._turn()
@@ -207,18 +208,21 @@ class FileJob:
                 await self._turn()
         self.files.flush()
 
-    def _record(self, answer: Answer) -> None:
-        self._journal.append(answer.index, answer.crc, answer.measure, answer.data)
-        self.tally.add(answer.measure)
-        self._had_accidents |= answer.measure.is_accident
-        if answer.index == self._next:
+    def _record(self, answers: Sequence[Answer]) -> None:
+        self._journal.append(*(answer.entry for answer in answers))
+        for answer in answers:
+            self.tally.add(answer.measure)
+            self._had_accidents |= answer.measure.is_accident
+        at_hand = {answer.index: answer.entry for answer in answers}
+        if self._next in at_hand:
             while self._journal.is_finished(self._next):
-                self._write_next()
+                self._write_next(at_hand.get(self._next))
             self.files.flush()
 
-    def _write_next(self) -> None:
-        measure, data = self._journal.read(self._next)
-        self.files.write(data, is_failure=measure.is_failure)
+    def _write_next(self, entry: Entry | None = None) -> None:
+        """Writes the next line, which is read from the journal unless it is at hand."""
+        entry = entry or self._journal.read(self._next)
+        self.files.write(entry.data, is_failure=entry.measure.is_failure)
         self._next += 1
 
     def _finish(self) -> None:

@@ -66,7 +66,7 @@ def read_at(fd: int, offset: int) -> Frame | None:
     return _check(offset, head, os.pread(fd, _HEAD.unpack(head)[1], offset + _HEAD.size))
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes | bytearray) -> None:
     """Writes all of it, however little the system takes at once. Raises OSError."""
     view = memoryview(data)
     while view:

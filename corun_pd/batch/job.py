@@ -2,19 +2,24 @@
 
     source ─► look-ahead ─► up to `concurrency` calls ─► answers
 
+Lines of one prompt, such as the samples of a rollout group, are started together where the look-ahead holds
+them together. They then travel in one message, and their prompt is computed once.
+
 Nothing here knows of files. `FileJob` puts a journal of finished lines around it, so that what is
 finished is not run again, and the output is in the order of the input.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from corun_pd.batch.answers import encode, failure_line, result_line, status_of
 from corun_pd.batch.body import openai_error
 from corun_pd.batch.inputs import InputFiles, as_inputs
+from corun_pd.batch.journal import Entry
 from corun_pd.batch.line import BatchLine, Json
 from corun_pd.batch.order import LookAhead, Order
 from corun_pd.batch.report import Measure, measure_result
@@ -22,7 +27,7 @@ from corun_pd.batch.source import BatchSource, Refusal, Served, Work
 from corun_pd.client import AsyncClient, GenerationResult, Route
 from corun_pd.errors import ContractMismatch, CorunError, InvalidRequest, Overloaded, Unavailable
 
-__all__ = ["Answer", "answer_all", "refusal_answer", "run_job"]
+__all__ = ["Answer", "answer_all", "most_together", "refusal_answer", "run_job"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,11 @@ class Answer:
     measure: Measure
     result: GenerationResult | None = None
     error: CorunError | None = None
+
+    @property
+    def entry(self) -> Entry:
+        """What a journal keeps of it."""
+        return Entry(self.index, self.crc, self.measure, self.data)
 
 
 async def run_job(
@@ -67,13 +77,21 @@ async def run_job(
     """
     served = Served.of(await client.describe())
     source = BatchSource(as_inputs(requests), served, seed=seed, route=route)
-    ahead = LookAhead(iter(source), order, concurrency or served.concurrency)
-    answers = answer_all(ahead, client, served, concurrency or served.concurrency, timeout_s, stop)
-    try:
-        async for answer in answers:
-            yield answer
-    finally:
-        await answers.aclose()
+    concurrency = concurrency or served.concurrency
+    ahead = LookAhead(iter(source), order, concurrency, most_together(concurrency))
+    async with aclosing(answer_all(ahead, client, served, concurrency, timeout_s, stop)) as run:
+        async for answers in run:
+            for answer in answers:
+                yield answer
+
+
+def most_together(concurrency: int) -> int:
+    """How many lines of one prompt are started together.
+
+    They wait until there is room for all. Half of what may run at once is enough to keep a fleet busy
+    meanwhile, when that is twice its slots; a quarter of it costs few computations of a prompt more.
+    """
+    return max(1, min(concurrency // 2, max(8, concurrency // 4)))
 
 
 async def answer_all(
@@ -83,70 +101,113 @@ async def answer_all(
     concurrency: int,
     timeout_s: float | None = None,
     stop: asyncio.Event | None = None,
-) -> AsyncGenerator[Answer, None]:
-    """`run_job` for lines that were read before."""
-    async with (
-        client.shared() as calls,
-        aclosing(_run(ahead, calls, served, concurrency, timeout_s, stop)) as run,
-    ):
-        async for answer in run:
-            yield answer
+) -> AsyncGenerator[Sequence[Answer], None]:
+    """`run_job` for lines that were read before; what came together is yielded together."""
+    async with client.shared() as calls:
+        run = _Run(ahead, calls, served, concurrency, timeout_s, stop)
+        try:
+            while answers := await run.next():
+                yield answers
+        finally:
+            await run.close()
 
 
-async def _run(
-    ahead: LookAhead,
-    client: AsyncClient,
-    served: Served,
-    concurrency: int,
-    timeout_s: float | None,
-    stop: asyncio.Event | None,
-) -> AsyncGenerator[Answer, None]:
-    answers: asyncio.Queue[Answer | None] = asyncio.Queue()
-    # Answers that nobody has taken yet hold up new calls, so that a slow reader bounds what is kept.
-    room = asyncio.Semaphore(2 * concurrency)
+class _Run:
+    """The lines under way. Each runs in a task of its own, and the end of one starts the next."""
 
-    async def work() -> None:
-        while True:
-            await room.acquire()
-            if (stop is not None and stop.is_set()) or (item := ahead.take()) is None:
-                room.release()
+    def __init__(
+        self,
+        ahead: LookAhead,
+        client: AsyncClient,
+        served: Served,
+        concurrency: int,
+        timeout_s: float | None,
+        stop: asyncio.Event | None,
+    ) -> None:
+        self._ahead = ahead
+        self._client = client
+        self._served = served
+        self._concurrency = concurrency
+        self._timeout_s = timeout_s
+        self._stop = stop
+        self._next: Sequence[Work | Refusal] = ()
+        self._running: set[asyncio.Task[Answer]] = set()
+        self._answers: list[Answer] = []
+        self._given = 0
+        self._fault: BaseException | None = None
+        self._news = asyncio.Event()
+
+    async def next(self) -> Sequence[Answer]:
+        """What has come since the last time, waiting for something; nothing at the end.
+
+        Raises what ended the run, once all answers that came before have been given.
+        """
+        self._given = 0
+        self._fill()
+        while not self._answers and (self._running or self._fault is not None):
+            if self._fault is not None:
+                raise self._fault
+            self._news.clear()
+            await self._news.wait()
+        answers, self._answers = self._answers, []
+        self._given = len(answers)
+        return answers
+
+    async def close(self) -> None:
+        """Cancels what runs."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _fill(self) -> None:
+        """Starts lines, those of one prompt together, as far as there is room for them.
+
+        Answers that the reader is not done with hold up new lines, so that a slow one bounds what is kept.
+        """
+        while self._fault is None and not (self._stop is not None and self._stop.is_set()):
+            if len(self._running) + len(self._answers) + self._given >= 2 * self._concurrency:
                 return
-            answer = await _answer(item, client, served, timeout_s)
-            if isinstance(item, Work) and answer.result is not None:
-                ahead.learn(item, answer.measure.completion_tokens / len(answer.result.choices))
-            answers.put_nowait(answer)
+            if not self._next:
+                try:
+                    self._next = self._ahead.take()
+                except CorunError as error:  # inputs that cannot be read, or are others than before
+                    self._end(error)
+                    return
+            if not self._next or len(self._running) + len(self._next) > self._concurrency:
+                return
+            for item in self._next:
+                if isinstance(item, Refusal):
+                    self._answers.append(refusal_answer(item, self._served))
+                    continue
+                task = asyncio.create_task(_answer(item, self._client, self._served, self._timeout_s))
+                self._running.add(task)
+                task.add_done_callback(partial(self._done, item))
+            self._next = ()
 
-    workers = [asyncio.create_task(work()) for _ in range(concurrency)]
-    whole = asyncio.gather(*workers)
-    whole.add_done_callback(lambda _: answers.put_nowait(None))
+    def _done(self, work: Work, task: "asyncio.Task[Answer]") -> None:
+        self._running.discard(task)
+        self._news.set()
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            self._end(error)
+            return
+        answer = task.result()
+        if answer.result is not None:
+            self._ahead.learn(work, answer.measure.completion_tokens / len(answer.result.choices))
+        self._answers.append(answer)
+        self._fill()
+
+    def _end(self, fault: BaseException) -> None:
+        self._fault = self._fault or fault
+        for task in self._running:
+            task.cancel()
+
+
+async def _answer(work: Work, client: AsyncClient, served: Served, timeout_s: float | None) -> Answer:
+    line = work.line
     try:
-        while (answer := await answers.get()) is not None:
-            room.release()
-            yield answer
-        await _end(workers)
-        while not answers.empty():
-            if (answer := answers.get_nowait()) is not None:
-                yield answer
-        await whole
-    finally:
-        await _end(workers)
-        await asyncio.gather(whole, return_exceptions=True)
-
-
-async def _end(workers: list["asyncio.Task[None]"]) -> None:
-    for worker in workers:
-        worker.cancel()
-    await asyncio.gather(*workers, return_exceptions=True)
-
-
-async def _answer(
-    item: Work | Refusal, client: AsyncClient, served: Served, timeout_s: float | None
-) -> Answer:
-    if isinstance(item, Refusal):
-        return refusal_answer(item, served)
-    line = item.line
-    try:
-        result = await client.run(item.request, timeout_s=timeout_s)
+        result = await client.run(work.request, timeout_s=timeout_s)
         _check_contract(served, result)
     except (Unavailable, Overloaded, ContractMismatch):
         raise
@@ -154,8 +215,8 @@ async def _answer(
         named = error
         if isinstance(error, InvalidRequest):
             named = openai_error(line.endpoint, line.body, error)
-        return _failure(line, item.key, served, named)
-    data = encode(result_line(item, result))
+        return _failure(line, work.key, served, named)
+    data = encode(result_line(work, result))
     return Answer(line.index, line.number, line.crc, line.custom_id, data, measure_result(result), result)
 
 

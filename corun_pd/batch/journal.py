@@ -31,7 +31,7 @@ from corun_pd.batch.reader import RawLine
 from corun_pd.batch.report import Measure
 from corun_pd.errors import ContractMismatch, SetupError
 
-__all__ = ["SYNC_INTERVAL_S", "Checked", "Journal", "Receipt", "journal_path"]
+__all__ = ["SYNC_INTERVAL_S", "Checked", "Entry", "Journal", "Receipt", "journal_path"]
 
 #: Between two syncs, in seconds.
 SYNC_INTERVAL_S: Final = 5.0
@@ -47,6 +47,36 @@ class Kind(IntEnum):
     ANSWER = 2
     CHECKED = 3
     RECEIPT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A finished line: its index, the CRC-32 of what it said, and its answer."""
+
+    index: int
+    crc: int
+    measure: Measure
+    data: bytes
+
+    def head(self) -> bytes:
+        """What stands before the data."""
+        measure = self.measure
+        return _ENTRY.pack(
+            self.index,
+            self.crc,
+            measure.status,
+            measure.prompt_tokens,
+            measure.completion_tokens,
+            measure.kv_moved_bytes,
+            measure.first_token_s,
+            measure.per_token_s,
+        )
+
+    @classmethod
+    def of(cls, frame: Frame) -> Self:
+        """That of an answer's frame."""
+        index, crc, *measure = _ENTRY.unpack_from(frame.payload)
+        return cls(index, crc, Measure(*measure), frame.payload[_ENTRY.size :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,33 +183,29 @@ class Journal:
             raise SetupError(f"{what} while the job ran; remove the journal to start over")
         return True
 
-    def append(self, index: int, crc: int, measure: Measure, data: bytes) -> None:
-        """Records the answer to the line of that index and CRC-32."""
-        entry = _ENTRY.pack(
-            index,
-            crc,
-            measure.status,
-            measure.prompt_tokens,
-            measure.completion_tokens,
-            measure.kv_moved_bytes,
-            measure.first_token_s,
-            measure.per_token_s,
-        )
-        self._put(index, crc, self._write(Kind.ANSWER, entry + data))
+    def append(self, *entries: Entry) -> None:
+        """Records answers, all with one write."""
+        places, data = [], bytearray()
+        for entry in entries:
+            places.append((entry.index, entry.crc, self._end + len(data)))
+            data += pack(Kind.ANSWER, entry.head() + entry.data)
+        self._write(data)
+        for place in places:
+            self._put(*place)
 
     def mark_checked(self, checked: Checked) -> None:
         """Records that all lines have been checked."""
-        self._write(Kind.CHECKED, _json(asdict(checked)))
+        self._write(pack(Kind.CHECKED, _json(asdict(checked))))
         self.checked = checked
 
-    def read(self, index: int) -> tuple[Measure, bytes]:
+    def read(self, index: int) -> Entry:
         """A finished line's answer."""
         frame = read_at(self._fd, self._offsets[index])
         if frame is None:
             raise SetupError(
                 f"{self.path}: is damaged at byte {self._offsets[index]}; start again to repair it"
             )
-        return _measure(frame), frame.payload[_ENTRY.size :]
+        return Entry.of(frame)
 
     def sync(self) -> None:
         """Puts all that was recorded on the disk. May run in a thread of its own."""
@@ -203,10 +229,9 @@ class Journal:
             self.checked = Checked(**json.loads(frame.payload))
         elif frame.kind == Kind.RECEIPT:
             self.receipt = Receipt(**json.loads(frame.payload))
-        elif frame.kind == Kind.ANSWER and not (measure := _measure(frame)).is_accident:
-            index, crc = _ENTRY.unpack_from(frame.payload)[:2]
-            self._put(index, crc, frame.offset)
-            count(measure)
+        elif frame.kind == Kind.ANSWER and not (entry := Entry.of(frame)).measure.is_accident:
+            self._put(entry.index, entry.crc, frame.offset)
+            count(entry.measure)
 
     def _put(self, index: int, crc: int, offset: int) -> None:
         if (missing := index + 1 - len(self._offsets)) > 0:
@@ -216,15 +241,9 @@ class Journal:
         self._offsets[index] = offset
         self._crcs[index] = crc
 
-    def _write(self, kind: Kind, payload: bytes) -> int:
-        data, offset = pack(kind, payload), self._end
+    def _write(self, data: bytes | bytearray) -> None:
         write_all(self._fd, data)
         self._end += len(data)
-        return offset
-
-
-def _measure(frame: Frame) -> Measure:
-    return Measure(*_ENTRY.unpack_from(frame.payload)[2:])
 
 
 def _json(value: Mapping[str, Json]) -> bytes:

@@ -8,7 +8,7 @@ limit and a like prompt came to. Until one such has been seen, its limit counts.
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Self
@@ -73,24 +73,33 @@ class _Length:
 
 
 @dataclass(slots=True)
-class _Group:
-    """Lines that are expected to be alike, longest first, and what such lines came to."""
+class _Family:
+    """Lines of one prompt and one length, in the order of the input."""
 
-    heap: list[tuple[int, int, _Length, Work]] = field(default_factory=list)
+    key: object
+    length: _Length
+    works: list[Work]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Families that are expected to be alike, longest first, and what such lines came to."""
+
+    heap: list[tuple[int, int, _Family]] = field(default_factory=list)
     answers: int = 0
     tokens: float = 0.0
     first: tuple[float, int] = (-1, 0)
 
-    def push(self, length: _Length, work: Work) -> None:
-        """Adds a line."""
-        heapq.heappush(self.heap, (-length.rank(NO_LIMIT), work.line.index, length, work))
+    def push(self, rank: int, family: _Family) -> None:
+        """Adds a family with its first line."""
+        heapq.heappush(self.heap, (-rank, family.works[0].line.index, family))
         self._look()
 
-    def pop(self) -> Work:
-        """Takes the first line."""
-        work = heapq.heappop(self.heap)[-1]
+    def pop(self) -> _Family:
+        """Takes the first family."""
+        family = heapq.heappop(self.heap)[-1]
         self._look()
-        return work
+        return family
 
     def learn(self, tokens: float) -> None:
         """Takes account of an answer."""
@@ -104,37 +113,52 @@ class _Group:
         Until an answer has been seen, the limit counts.
         """
         if self.heap:
-            _, index, length, _ = self.heap[0]
-            self.first = (length.rank(self.tokens / self.answers if self.answers else NO_LIMIT), -index)
+            _, index, family = self.heap[0]
+            rank = family.length.rank(self.tokens / self.answers if self.answers else NO_LIMIT)
+            self.first = (rank, -index)
         else:
             self.first = (-1, 0)
 
 
 class LookAhead:
-    """The lines to run, refilled from `items` as they are taken."""
+    """The lines to run, refilled from `items` as they are taken.
 
-    def __init__(self, items: Iterator[Work | Refusal], order: Order, concurrency: int) -> None:
+    Lines of one prompt and one length are taken together, as far as they are held and `most` allows: their
+    prompt is then computed once.
+    """
+
+    def __init__(
+        self, items: Iterator[Work | Refusal], order: Order, concurrency: int, most: int = 1
+    ) -> None:
         self._items = items
         self._order = order
         self._lines = max(LOOK_AHEAD_LINES, concurrency) if order is Order.LONGEST_FIRST else 1
+        self._most = most
         self._refusals: list[Refusal] = []
         self._groups: dict[tuple[int, int, int], _Group] = {}
+        self._families: dict[object, _Family] = {}  # those that have room for one more
+        self._last: _Family | None = None
         self._held = 0
         self._held_bytes = 0
 
-    def take(self) -> Work | Refusal | None:
-        """The next line; None when there is none left."""
-        if self._order is Order.INPUT:
-            return next(self._items, None)
-        self._fill()
+    def take(self) -> Sequence[Work | Refusal]:
+        """The next lines, or the next bad one; empty when there are none left."""
+        while self._held < self._lines and self._held_bytes < LOOK_AHEAD_BYTES and self._read():
+            pass
         if self._refusals:
-            return self._refusals.pop()
+            return [self._refusals.pop()]
         if not self._held:
-            return None
-        work = max(self._groups.values(), key=lambda group: group.first).pop()
-        self._held -= 1
-        self._held_bytes -= work.line.size
-        return work
+            return []
+        family = max(self._groups.values(), key=lambda group: group.first).pop()
+        while family is self._last and len(family.works) < self._most and self._read():
+            pass  # the rest of a family that the look-ahead ended in
+        if self._families.get(family.key) is family:
+            del self._families[family.key]
+        if self._last is family:
+            self._last = None
+        self._held -= len(family.works)
+        self._held_bytes -= sum(work.line.size for work in family.works)
+        return family.works
 
     def learn(self, work: Work, tokens_per_sample: float) -> None:
         """Takes account of a line's answer."""
@@ -142,18 +166,33 @@ class LookAhead:
         if group is not None:
             group.learn(tokens_per_sample)
 
-    def _fill(self) -> None:
-        while self._held < self._lines and self._held_bytes < LOOK_AHEAD_BYTES:
-            item = next(self._items, None)
-            if item is None:
-                return
-            if isinstance(item, Refusal):
-                self._refusals.append(item)
-                return
-            length = _Length.of(item.request)
-            self._groups.setdefault(length.group, _Group()).push(length, item)
-            self._held += 1
-            self._held_bytes += item.line.size
+    def _read(self) -> bool:
+        """Takes in one more line; False when that was a bad one, or there is none."""
+        item = next(self._items, None)
+        if item is None:
+            self._last = None
+            return False
+        if isinstance(item, Refusal):
+            self._refusals.append(item)
+            return False
+        self._held += 1
+        self._held_bytes += item.line.size
+        request = item.request
+        length = _Length.of(request)
+        key = (request.prompt, request.messages, length)
+        family = self._last if self._order is Order.INPUT else self._families.get(key)
+        if family is not None and family.key == key and len(family.works) < self._most:
+            family.works.append(item)
+        else:
+            family = _Family(key, length, [item])
+            if self._most > 1:
+                self._families[key] = family
+            group, rank = length.group, length.rank(NO_LIMIT)
+            if self._order is Order.INPUT:
+                group, rank = (0, 0, 0), 0
+            self._groups.setdefault(group, _Group()).push(rank, family)
+        self._last = family
+        return True
 
 
 def _prompt_tokens(request: GenerationRequest) -> int:

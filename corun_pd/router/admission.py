@@ -21,7 +21,7 @@ from corun_pd.router.policy import (
     L,
     Route,
     ever_fits,
-    most_at_once,
+    most_together,
     pick_decode,
     pick_prefill,
     room_for,
@@ -175,8 +175,8 @@ class Admission(Generic[L]):
     async def admit_siblings(self, route: Route, demand: Demand, samples: int) -> Sequence[Reservation[L]]:
         """Places for samples of one prompt, now or when it is their turn. Close them.
 
-        There are `samples` of them, or as many as the fleet has slots and KV room for when nothing else
-        runs; then the others are to be admitted after these.
+        There are `samples` of them, or as many as are reserved for together (`policy.most_together`); then
+        the others are to be admitted after these.
 
         Raises Unavailable when no instance of a needed role has joined, InvalidRequest when no instance
         could ever hold one sample, Overloaded when the queue is full.
@@ -240,7 +240,7 @@ class Admission(Generic[L]):
             if decode is None:
                 return None
             if samples > 1:
-                samples = min(samples, most_at_once(pool, demand))
+                samples = min(samples, most_together(pool, demand))
                 if room_for(pool, demand) < samples:
                     return None
         prefill = pick_prefill(self._pools[Role.PREFILL], demand)

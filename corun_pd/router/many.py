@@ -13,6 +13,7 @@ from typing import Final
 
 from corun_pd.core import MAX_MESSAGE_BYTES
 from corun_pd.errors import CorunError, DeadlineExceeded, EngineFailed, InvalidRequest
+from corun_pd.router.company import Company, Gather, Seat
 from corun_pd.v1 import router_pb2
 from corun_pd.wire.status import leg_error_to_pb
 
@@ -21,7 +22,8 @@ __all__ = ["ManyGenerations"]
 logger = logging.getLogger(__name__)
 
 Finish = router_pb2.GenerateManyResponse.Finish
-Generate = Callable[[router_pb2.Generation], Awaitable[router_pb2.GenerateResponse]]
+Start = router_pb2.GenerateManyRequest.Start
+Generate = Callable[[router_pb2.Generation, Seat | None], Awaitable[router_pb2.GenerateResponse]]
 
 #: Finishes gather in one message up to about this size, in bytes.
 _MESSAGE_BYTES: Final = 1 << 20
@@ -31,10 +33,14 @@ _FRAME_BYTES: Final = 64
 
 
 class ManyGenerations:
-    """The generations of one call. `generate` makes one answer, or raises a CorunError."""
+    """The generations of one call. `generate` makes one answer, or raises a CorunError.
 
-    def __init__(self, generate: Generate) -> None:
+    A generation that came with siblings has a seat in their company, which `gather` is for.
+    """
+
+    def __init__(self, generate: Generate, gather: Gather) -> None:
         self._generate = generate
+        self._gather = gather
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._finishes: deque[Finish] = deque()
         self._news = asyncio.Event()
@@ -74,24 +80,36 @@ class ManyGenerations:
         try:
             async for request in requests:
                 for start in request.starts:
-                    if start.number in self._tasks:
-                        self._fault = InvalidRequest("starts.number", f"{start.number} is in use")
-                        return
-                    self._tasks[start.number] = asyncio.create_task(self._run(start))
+                    self._start(start)
                 for number in request.cancel_numbers:
                     if (task := self._tasks.pop(number, None)) is not None:
                         task.cancel()
+        except CorunError as error:
+            self._fault = error
         finally:
             self._has_all_starts = True
             self._news.set()
 
-    async def _run(self, start: router_pb2.GenerateManyRequest.Start) -> None:
+    def _start(self, start: Start) -> None:
+        members = [start, *start.siblings]
+        company = Company(start.generation, len(members), self._gather) if len(members) > 1 else None
+        for member in members:
+            if member.number in self._tasks:
+                raise InvalidRequest("starts.number", f"{member.number} is in use")
+            if member.siblings and member is not start:
+                raise InvalidRequest("starts.siblings", f"{member.number}, a sibling, has some of its own")
+            seat = None if company is None else Seat(company)
+            task = self._tasks[member.number] = asyncio.create_task(self._run(member, seat))
+            if seat is not None:
+                task.add_done_callback(seat.leave)
+
+    async def _run(self, start: Start, seat: Seat | None) -> None:
         finish = Finish(number=start.number)
         try:
             if start.HasField("timeout_duration"):
-                finish.answer.CopyFrom(await self._within(start))
+                finish.answer.CopyFrom(await self._within(start, seat))
             else:
-                finish.answer.CopyFrom(await self._generate(start.generation))
+                finish.answer.CopyFrom(await self._generate(start.generation, seat))
             size = finish.ByteSize()
             if size > MAX_MESSAGE_BYTES - _FRAME_BYTES:
                 finish.ClearField("answer")
@@ -106,11 +124,11 @@ class ManyGenerations:
         self._finishes.append(finish)
         self._news.set()
 
-    async def _within(self, start: router_pb2.GenerateManyRequest.Start) -> router_pb2.GenerateResponse:
+    async def _within(self, start: Start, seat: Seat | None) -> router_pb2.GenerateResponse:
         timeout_s = start.timeout_duration.ToNanoseconds() / 1e9
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._generate(start.generation)
+                return await self._generate(start.generation, seat)
         except TimeoutError:
             raise DeadlineExceeded(f"not done within {timeout_s} s") from None
 

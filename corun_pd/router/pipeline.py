@@ -115,23 +115,35 @@ class Pipeline:
         self._telemetry = telemetry
         self._max_replays = max_replays
 
+    def gather(self, samples: Sequence[Sample]) -> Siblings[Sample]:
+        """Samples of one prompt that share its computation where prefill and decode are apart."""
+        return Siblings(self._admission, samples, self._edge)
+
     @contextmanager
-    def open(self, samples: Sequence[Sample], route: Route) -> Iterator[list[AsyncGenerator[Delta, None]]]:
+    def open(
+        self,
+        samples: Sequence[Sample],
+        route: Route,
+        siblings: Siblings[Sample] | None = None,
+        first: int = 0,
+    ) -> Iterator[list[AsyncGenerator[Delta, None]]]:
         """Runs samples of one prompt within the context; a stream for each, from the queue to its last delta.
 
-        Where prefill and decode are apart, they share the prompt's computation. Close the streams
+        They are those of `siblings` from `first` on, or siblings of each other. Close the streams
         (`aclosing`). They raise what ended their sample early; all of them are then to be closed.
         """
         if route is Route.COLOCATED:
             yield [self._run(sample, self._ways_colocated(sample)) for sample in samples]
             return
-        siblings = Siblings(self._admission, samples, self._edge)
+        siblings = siblings or self.gather(samples)
         try:
             yield [
-                self._run(sample, self._ways_apart(sample, siblings, at)) for at, sample in enumerate(samples)
+                self._run(sample, self._ways_apart(sample, siblings, at))
+                for at, sample in enumerate(samples, first)
             ]
         finally:
-            siblings.close()
+            for at in range(first, first + len(samples)):
+                siblings.leave(at)
 
     async def _run(self, sample: Sample, ways: Iterator[Way]) -> AsyncGenerator[Delta, None]:
         self._edge(Edge.QUEUED, sample)
@@ -190,8 +202,8 @@ class Pipeline:
         """With its siblings first, then on its own: they may be anywhere by then."""
         yield self._disaggregated(sample, siblings, at)
         while True:
-            # Need not be closed: there is nobody whose start could be left.
-            yield self._disaggregated(sample, Siblings(self._admission, [sample], self._edge), 0)
+            # It need not leave: there is nobody who could have got a start for it.
+            yield self._disaggregated(sample, self.gather([sample]), 0)
 
     async def _disaggregated(self, sample: Sample, siblings: Siblings[Sample], at: int) -> Way:
         with await siblings.start(at) as start:

@@ -8,7 +8,7 @@ pool holds the prompt beside everything that is still to be pulled from it.
 import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from corun_pd.core import InstanceInfo
 
@@ -17,7 +17,7 @@ __all__ = [
     "Ledger",
     "Route",
     "ever_fits",
-    "most_at_once",
+    "most_together",
     "pick_decode",
     "pick_prefill",
     "room_for",
@@ -68,6 +68,9 @@ class Ledger:
 
 L = TypeVar("L", bound=Ledger)
 
+#: So many samples of one prompt may wait for room together, however small the fleet is.
+_FEW: Final = 8
+
 
 def slot_limit(slots: int, lookahead: int | None) -> int:
     """How many samples may be reserved on an instance: its slots and a few in line, by default a quarter."""
@@ -114,13 +117,15 @@ def room_for(ledgers: Iterable[L], demand: Demand) -> int:
     )
 
 
-def most_at_once(ledgers: Iterable[L], demand: Demand) -> int:
-    """How many like samples these decode instances run at once when nothing else does; at least 1.
+def most_together(ledgers: Iterable[L], demand: Demand) -> int:
+    """How many samples of one prompt are reserved for together on these decode instances; at least 1.
 
-    More samples of one prompt than that are not reserved for together.
+    Their KV room must be free at once, so if they were as many as run at once, they would wait until nothing
+    else runs. A quarter of that costs three computations of the prompt more, and eight are always few.
     """
     infos = [ledger.info for ledger in ledgers]
-    return max(1, sum(min(i.slots, i.blocks // i.blocks_for(demand.total_tokens)) for i in infos))
+    at_once = sum(min(i.slots, i.blocks // i.blocks_for(demand.total_tokens)) for i in infos)
+    return max(1, min(at_once, max(_FEW, at_once // 4)))
 
 
 def ever_fits(infos: Iterable[InstanceInfo], tokens: int) -> bool:

@@ -13,11 +13,13 @@ from corun_pd.core import MAX_MESSAGE_BYTES, TokenLogprobs
 from corun_pd.errors import CorunError, Unavailable
 from corun_pd.router.admission import Admission
 from corun_pd.router.answers import choice_of, delta_to_pb, scored_prompt, timings_to_pb
+from corun_pd.router.company import Seat
 from corun_pd.router.fleet import Fleet, Member
 from corun_pd.router.many import ManyGenerations
 from corun_pd.router.merge import merge
 from corun_pd.router.pipeline import Delta, Pipeline, Sample
 from corun_pd.router.policy import Route
+from corun_pd.router.siblings import Siblings
 from corun_pd.router.text import TextModel
 from corun_pd.router.validate import Task, resolve
 from corun_pd.telemetry import Telemetry
@@ -96,10 +98,15 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         except CorunError as error:
             await abort(context, error)
 
-    async def _generate(self, message: router_pb2.Generation) -> router_pb2.GenerateResponse:
+    async def _generate(
+        self, message: router_pb2.Generation, seat: Seat | None = None
+    ) -> router_pb2.GenerateResponse:
         self.running += 1
         try:
-            return await self._whole(await self._begin(message, stream=False))
+            generation = await self._begin(message, stream=False, seat=seat)
+            if seat is None:
+                return await self._whole(generation)
+            return await self._whole(generation, *await seat.take(generation.samples, generation.route))
         finally:
             self.running -= 1
 
@@ -108,7 +115,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> None:
         """Many generations, each whole."""
         try:
-            await ManyGenerations(self._generate).serve(request_iterator, context.write)
+            many = ManyGenerations(self._generate, self._pipeline.gather)
+            await many.serve(request_iterator, context.write)
         except CorunError as error:
             await abort(context, error)
 
@@ -151,11 +159,19 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             max_message_byte_count=MAX_MESSAGE_BYTES,
         )
 
-    async def _begin(self, message: router_pb2.Generation, stream: bool) -> _Generation:
+    async def _begin(
+        self, message: router_pb2.Generation, stream: bool, seat: Seat | None = None
+    ) -> _Generation:
         arrived_at = time.monotonic()
         if self.is_draining:
             raise Unavailable("the router is shutting down")
-        task = await resolve(message, self._text, self._fleet.limits, self._config.default_completion_tokens)
+        task = await resolve(
+            message,
+            self._text,
+            self._fleet.limits,
+            self._config.default_completion_tokens,
+            None if seat is None else seat.company,
+        )
         samples = [self._sample(task, index, stream) for index in range(len(task.seeds))]
         fingerprint = self._fleet.some_info.fingerprint
         return _Generation(task, self._admission.route(task.route), fingerprint, samples, arrived_at)
@@ -176,10 +192,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             stream=stream or bool(task.stops),
         )
 
-    async def _whole(self, generation: _Generation) -> router_pb2.GenerateResponse:
+    async def _whole(
+        self, generation: _Generation, siblings: Siblings[Sample] | None = None, first: int = 0
+    ) -> router_pb2.GenerateResponse:
+        """The answer. The samples are those of `siblings` from `first` on, or siblings of each other."""
         task = generation.task
         deltas: list[list[Delta]] = [[] for _ in generation.samples]
-        with self._pipeline.open(generation.samples, generation.route) as runs:
+        with self._pipeline.open(generation.samples, generation.route, siblings, first) as runs:
             async with aclosing(merge(runs)) as merged:
                 async for items in merged:
                     for index, delta in items:

@@ -4,8 +4,8 @@
                                       ├► start 1
                                       └► ...
 
-The first of them asks for room for all and has the prompt computed. Where the fleet cannot hold so many, the
-first of those that are left over does the same for these.
+The first of them that comes asks for room for all and has the prompt computed. Where the fleet cannot hold
+so many, the first of those that are left over does the same for these.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Start:
 
 
 class Siblings(Generic[S]):
-    """Call `start` once for each sample, `close` when all that took one are done.
+    """Call `start` once for each sample, and `leave` when it is done, whether it took a start or not.
 
     When a `start` raises or is cancelled, the next sample asks for the rest.
     """
@@ -75,17 +75,15 @@ class Siblings(Generic[S]):
         self._edge = edge
         loop = asyncio.get_running_loop()
         self._waiting: set[int] = set()
-        self._left: list[range] = []
+        self._left = [range(len(samples))]
         # What a sample waits for: its start, or its turn to ask for itself and those up to a number.
-        self._turns: list[asyncio.Future[Start | int]] = [loop.create_future() for _ in samples[1:]]
+        self._turns: list[asyncio.Future[Start | int]] = [loop.create_future() for _ in samples]
 
     async def start(self, at: int) -> Start:
         """The start of sample `at`; close it. Raises what its admission or the prefill leg raises."""
-        if not at:
-            return await self._prefill(0, len(self._samples))
         if (end := self._take_left(at)) is not None:
             return await self._prefill(at, end)
-        waiting = self._turns[at - 1]
+        waiting = self._turns[at]
         self._waiting.add(at)
         try:
             turn = await waiting
@@ -95,14 +93,16 @@ class Siblings(Generic[S]):
             raise
         finally:
             self._waiting.discard(at)
-        self._turns[at - 1] = asyncio.get_running_loop().create_future()
+        self._turns[at] = asyncio.get_running_loop().create_future()
         return turn if isinstance(turn, Start) else await self._prefill(at, turn)
 
-    def close(self) -> None:
-        """Closes the starts that nobody has taken."""
-        for turn in self._turns:
-            if turn.done() and not turn.cancelled() and isinstance(start := turn.result(), Start):
-                start.close()
+    def leave(self, at: int) -> None:
+        """Sample `at` comes no more. A start that it has not taken is closed, now or when it is there."""
+        turn = self._turns[at]
+        if not turn.done():
+            turn.cancel()
+        elif not turn.cancelled() and isinstance(start := turn.result(), Start):
+            start.close()
 
     async def _prefill(self, at: int, end: int) -> Start:
         """Has the prompt computed for as many samples in [at, end) as there is room for."""
@@ -153,11 +153,9 @@ class Siblings(Generic[S]):
 
         The ones before it, if they come at all, are left to ask for themselves.
         """
-        waiting = next(
-            (n for n in range(at, end) if n in self._waiting and not self._turns[n - 1].done()), end
-        )
+        waiting = next((n for n in range(at, end) if n in self._waiting and not self._turns[n].done()), end)
         if waiting < end:
-            self._turns[waiting - 1].set_result(end)
+            self._turns[waiting].set_result(end)
         if at < waiting:
             self._left.append(range(at, waiting))
 
@@ -170,7 +168,7 @@ class Siblings(Generic[S]):
         return None
 
     def _tell(self, at: int, start: Start) -> None:
-        turn = self._turns[at - 1]
+        turn = self._turns[at]
         if turn.done():  # its sample was cancelled meanwhile
             start.close()
         else:

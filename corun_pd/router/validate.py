@@ -10,6 +10,7 @@ from typing import Final
 
 from corun_pd.core import SEED_LIMIT, SamplingParams
 from corun_pd.errors import InvalidRequest, UnsupportedParameter
+from corun_pd.router.company import Company
 from corun_pd.router.policy import Route
 from corun_pd.router.sampling import Limits, resolve_sampling
 from corun_pd.router.text import TextModel
@@ -50,9 +51,16 @@ class Task:
 
 
 async def resolve(
-    message: router_pb2.Generation, text: TextModel, limits: Limits, completion_tokens: int
+    message: router_pb2.Generation,
+    text: TextModel,
+    limits: Limits,
+    completion_tokens: int,
+    company: Company | None = None,
 ) -> Task:
-    """Raises InvalidRequest that names the field. `completion_tokens` is max_tokens when it is unset."""
+    """Raises InvalidRequest that names the field. `completion_tokens` is max_tokens when it is unset.
+
+    In a company the prompt is that of its first generation.
+    """
     if message.route not in _ROUTES:
         raise InvalidRequest("route", f"{message.route} is no route")
     if len(message.generation_id) > MAX_NAME_CHARACTERS:
@@ -60,7 +68,13 @@ async def resolve(
     samples = message.sample_count if message.HasField("sample_count") else len(message.seeds) or 1
     if not 1 <= samples <= MAX_SAMPLES:
         raise InvalidRequest("sample_count", f"must be in [1, {MAX_SAMPLES}], got {samples}")
-    prompt, field = await _prompt(message, text, limits)
+    if company is None:
+        prompt, field = await _prompt(message, text, limits)
+    else:
+        if message is not company.first and message.WhichOneof("prompt") is not None:
+            raise InvalidRequest("prompt", "set; a sibling's is that of the generation that it came with")
+        prompt, field = await company.prompt(lambda first: _prompt(first, text, limits))
+    origin = message if company is None else company.first
     max_tokens = _max_tokens(message.sampling, field, len(prompt), limits, completion_tokens)
     sampling = resolve_sampling(message.sampling, max_tokens, samples, text, limits)
     seeds: Sequence[int] = range(sampling.seed, sampling.seed + samples)
@@ -76,7 +90,7 @@ async def resolve(
         include_stop=message.sampling.include_stop,
         route=_ROUTES[message.route],
         text=not message.tokens_only,
-        echo=_echo(message, text, prompt) if message.echo else "",
+        echo=_echo(message, origin, text, prompt) if message.echo else "",
     )
 
 
@@ -90,13 +104,15 @@ def _seeds(message: router_pb2.Generation, samples: int) -> Sequence[int]:
     return tuple(message.seeds)
 
 
-def _echo(message: router_pb2.Generation, text: TextModel, prompt: Sequence[int]) -> str:
-    """The prompt as text."""
+def _echo(
+    message: router_pb2.Generation, origin: router_pb2.Generation, text: TextModel, prompt: Sequence[int]
+) -> str:
+    """The prompt as text; `origin` has it."""
     if message.tokens_only:
         raise InvalidRequest("echo", "needs text, and tokens_only leaves it out")
-    if message.WhichOneof("prompt") == "chat":
+    if origin.WhichOneof("prompt") == "chat":
         raise UnsupportedParameter("echo", "is for plain prompts; a chat's text is its template's")
-    return message.text or text.decode(prompt)
+    return origin.text or text.decode(prompt)
 
 
 async def _prompt(

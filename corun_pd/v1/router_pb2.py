@@ -28,15 +28,15 @@ from corun_pd.v1 import sampling_pb2 as corun__pd_dot_v1_dot_sampling__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63orun_pd/v1/router.proto\x12\x0b\x63orun_pd.v1\x1a\x1a\x63orun_pd/v1/instance.proto\x1a\x16\x63orun_pd/v1/legs.proto\x1a\x1a\x63orun_pd/v1/sampling.proto\x1a\x1egoogle/protobuf/duration.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"8\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.corun_pd.v1.ChatMessage\"\xc2\x02\n\nGeneration\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.corun_pd.v1.TokenIdsH\x00\x12\'\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x17.corun_pd.v1.ChatPromptH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.corun_pd.v1.SamplingParams\x12\x19\n\x0csample_count\x18\x06 \x01(\rH\x01\x88\x01\x01\x12!\n\x05route\x18\x07 \x01(\x0e\x32\x12.corun_pd.v1.Route\x12\x13\n\x0btokens_only\x18\x08 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\t \x01(\x08\x12\r\n\x05seeds\x18\n \x03(\x04\x42\x08\n\x06promptB\x0f\n\r_sample_count\"w\n\tPlacement\x12\x1b\n\x13prefill_instance_id\x18\x01 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_instance_id\x18\x02 \x01(\t\x12\x1b\n\x13kv_moved_byte_count\x18\x03 \x01(\x04\x12\x14\n\x0creplay_count\x18\x04 \x01(\r\"\x9d\x02\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsH\x01\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12)\n\tplacement\x18\t \x01(\x0b\x32\x16.corun_pd.v1.PlacementB\r\n\x0bstop_reasonB\x0b\n\t_logprobs\"J\n\x0cScoredPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\'\n\x08logprobs\x18\x02 \x01(\x0b\x32\x15.corun_pd.v1.Logprobs\"C\n\x05Usage\x12\x1a\n\x12prompt_token_count\x18\x01 \x01(\r\x12\x1e\n\x16\x63ompletion_token_count\x18\x02 \x01(\r\"\xa8\x01\n\x07Timings\x12\x31\n\x0equeue_duration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\x14\x66irst_token_duration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0etotal_duration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\">\n\x0fGenerateRequest\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.Generation\"\xee\x01\n\x10GenerateResponse\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12$\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x13.corun_pd.v1.Choice\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.corun_pd.v1.Usage\x12\x1a\n\x12system_fingerprint\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12%\n\x07timings\x18\x06 \x01(\x0b\x32\x14.corun_pd.v1.Timings\x12)\n\x06prompt\x18\x07 \x01(\x0b\x32\x19.corun_pd.v1.ScoredPrompt\"\xe0\x01\n\x13GenerateManyRequest\x12\x36\n\x06starts\x18\x01 \x03(\x0b\x32&.corun_pd.v1.GenerateManyRequest.Start\x12\x16\n\x0e\x63\x61ncel_numbers\x18\x02 \x03(\x04\x1ay\n\x05Start\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12+\n\ngeneration\x18\x02 \x01(\x0b\x32\x17.corun_pd.v1.Generation\x12\x33\n\x10timeout_duration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc1\x01\n\x14GenerateManyResponse\x12:\n\x08\x66inishes\x18\x01 \x03(\x0b\x32(.corun_pd.v1.GenerateManyResponse.Finish\x1am\n\x06\x46inish\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x1d.corun_pd.v1.GenerateResponse\x12$\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x15.corun_pd.v1.LegError\"D\n\x15StreamGenerateRequest\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.Generation\"\xb0\x02\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsH\x01\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x02\x88\x01\x01\x12)\n\tplacement\x18\t \x01(\x0b\x32\x16.corun_pd.v1.PlacementB\r\n\x0bstop_reasonB\x0b\n\t_logprobsB\x07\n\x05_seed\"j\n\x0bStreamStart\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x1a\n\x12system_fingerprint\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x1a\n\x12prompt_token_count\x18\x04 \x01(\r\"\x80\x01\n\tStreamEnd\x12!\n\x05usage\x18\x01 \x01(\x0b\x32\x12.corun_pd.v1.Usage\x12%\n\x07timings\x18\x02 \x01(\x0b\x32\x14.corun_pd.v1.Timings\x12)\n\x06prompt\x18\x03 \x01(\x0b\x32\x19.corun_pd.v1.ScoredPrompt\"\x90\x01\n\x16StreamGenerateResponse\x12\'\n\x05start\x18\x01 \x01(\x0b\x32\x18.corun_pd.v1.StreamStart\x12(\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x18.corun_pd.v1.ChoiceDelta\x12#\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x16.corun_pd.v1.StreamEnd\"\x16\n\x14\x44\x65scribeFleetRequest\"\x90\x01\n\x0b\x46leetMember\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Instance\x12\'\n\x04load\x18\x02 \x01(\x0b\x32\x19.corun_pd.v1.InstanceLoad\x12\x11\n\tleg_count\x18\x03 \x01(\r\x12\x1c\n\x14reserved_block_count\x18\x04 \x01(\r\"\xb9\x01\n\x15\x44\x65scribeFleetResponse\x12\'\n\x08\x63ontract\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Contract\x12)\n\x07members\x18\x02 \x03(\x0b\x32\x18.corun_pd.v1.FleetMember\x12\x15\n\rrunning_count\x18\x03 \x01(\r\x12\x15\n\rwaiting_count\x18\x04 \x01(\r\x12\x1e\n\x16max_message_byte_count\x18\x05 \x01(\x04\";\n\x10JoinFleetRequest\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Instance\"(\n\x11JoinFleetResponse\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t*L\n\x05Route\x12\x15\n\x11ROUTE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROUTE_DISAGGREGATED\x10\x01\x12\x13\n\x0fROUTE_COLOCATED\x10\x02\x32\xe6\x02\n\rRouterService\x12G\n\x08Generate\x12\x1c.corun_pd.v1.GenerateRequest\x1a\x1d.corun_pd.v1.GenerateResponse\x12[\n\x0eStreamGenerate\x12\".corun_pd.v1.StreamGenerateRequest\x1a#.corun_pd.v1.StreamGenerateResponse0\x01\x12W\n\x0cGenerateMany\x12 .corun_pd.v1.GenerateManyRequest\x1a!.corun_pd.v1.GenerateManyResponse(\x01\x30\x01\x12V\n\rDescribeFleet\x12!.corun_pd.v1.DescribeFleetRequest\x1a\".corun_pd.v1.DescribeFleetResponse2\\\n\x0c\x46leetService\x12L\n\tJoinFleet\x12\x1d.corun_pd.v1.JoinFleetRequest\x1a\x1e.corun_pd.v1.JoinFleetResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63orun_pd/v1/router.proto\x12\x0b\x63orun_pd.v1\x1a\x1a\x63orun_pd/v1/instance.proto\x1a\x16\x63orun_pd/v1/legs.proto\x1a\x1a\x63orun_pd/v1/sampling.proto\x1a\x1egoogle/protobuf/duration.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"8\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.corun_pd.v1.ChatMessage\"\xc2\x02\n\nGeneration\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.corun_pd.v1.TokenIdsH\x00\x12\'\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x17.corun_pd.v1.ChatPromptH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.corun_pd.v1.SamplingParams\x12\x19\n\x0csample_count\x18\x06 \x01(\rH\x01\x88\x01\x01\x12!\n\x05route\x18\x07 \x01(\x0e\x32\x12.corun_pd.v1.Route\x12\x13\n\x0btokens_only\x18\x08 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\t \x01(\x08\x12\r\n\x05seeds\x18\n \x03(\x04\x42\x08\n\x06promptB\x0f\n\r_sample_count\"w\n\tPlacement\x12\x1b\n\x13prefill_instance_id\x18\x01 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_instance_id\x18\x02 \x01(\t\x12\x1b\n\x13kv_moved_byte_count\x18\x03 \x01(\x04\x12\x14\n\x0creplay_count\x18\x04 \x01(\r\"\x9d\x02\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsH\x01\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12)\n\tplacement\x18\t \x01(\x0b\x32\x16.corun_pd.v1.PlacementB\r\n\x0bstop_reasonB\x0b\n\t_logprobs\"J\n\x0cScoredPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\'\n\x08logprobs\x18\x02 \x01(\x0b\x32\x15.corun_pd.v1.Logprobs\"C\n\x05Usage\x12\x1a\n\x12prompt_token_count\x18\x01 \x01(\r\x12\x1e\n\x16\x63ompletion_token_count\x18\x02 \x01(\r\"\xa8\x01\n\x07Timings\x12\x31\n\x0equeue_duration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\x14\x66irst_token_duration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0etotal_duration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\">\n\x0fGenerateRequest\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.Generation\"\xee\x01\n\x10GenerateResponse\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12$\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x13.corun_pd.v1.Choice\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.corun_pd.v1.Usage\x12\x1a\n\x12system_fingerprint\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12%\n\x07timings\x18\x06 \x01(\x0b\x32\x14.corun_pd.v1.Timings\x12)\n\x06prompt\x18\x07 \x01(\x0b\x32\x19.corun_pd.v1.ScoredPrompt\"\x9b\x02\n\x13GenerateManyRequest\x12\x36\n\x06starts\x18\x01 \x03(\x0b\x32&.corun_pd.v1.GenerateManyRequest.Start\x12\x16\n\x0e\x63\x61ncel_numbers\x18\x02 \x03(\x04\x1a\xb3\x01\n\x05Start\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12+\n\ngeneration\x18\x02 \x01(\x0b\x32\x17.corun_pd.v1.Generation\x12\x33\n\x10timeout_duration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x38\n\x08siblings\x18\x04 \x03(\x0b\x32&.corun_pd.v1.GenerateManyRequest.Start\"\xc1\x01\n\x14GenerateManyResponse\x12:\n\x08\x66inishes\x18\x01 \x03(\x0b\x32(.corun_pd.v1.GenerateManyResponse.Finish\x1am\n\x06\x46inish\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x1d.corun_pd.v1.GenerateResponse\x12$\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x15.corun_pd.v1.LegError\"D\n\x15StreamGenerateRequest\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.corun_pd.v1.Generation\"\xb0\x02\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x15.corun_pd.v1.LogprobsH\x01\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.corun_pd.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x02\x88\x01\x01\x12)\n\tplacement\x18\t \x01(\x0b\x32\x16.corun_pd.v1.PlacementB\r\n\x0bstop_reasonB\x0b\n\t_logprobsB\x07\n\x05_seed\"j\n\x0bStreamStart\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x1a\n\x12system_fingerprint\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x1a\n\x12prompt_token_count\x18\x04 \x01(\r\"\x80\x01\n\tStreamEnd\x12!\n\x05usage\x18\x01 \x01(\x0b\x32\x12.corun_pd.v1.Usage\x12%\n\x07timings\x18\x02 \x01(\x0b\x32\x14.corun_pd.v1.Timings\x12)\n\x06prompt\x18\x03 \x01(\x0b\x32\x19.corun_pd.v1.ScoredPrompt\"\x90\x01\n\x16StreamGenerateResponse\x12\'\n\x05start\x18\x01 \x01(\x0b\x32\x18.corun_pd.v1.StreamStart\x12(\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x18.corun_pd.v1.ChoiceDelta\x12#\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x16.corun_pd.v1.StreamEnd\"\x16\n\x14\x44\x65scribeFleetRequest\"\x90\x01\n\x0b\x46leetMember\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Instance\x12\'\n\x04load\x18\x02 \x01(\x0b\x32\x19.corun_pd.v1.InstanceLoad\x12\x11\n\tleg_count\x18\x03 \x01(\r\x12\x1c\n\x14reserved_block_count\x18\x04 \x01(\r\"\xb9\x01\n\x15\x44\x65scribeFleetResponse\x12\'\n\x08\x63ontract\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Contract\x12)\n\x07members\x18\x02 \x03(\x0b\x32\x18.corun_pd.v1.FleetMember\x12\x15\n\rrunning_count\x18\x03 \x01(\r\x12\x15\n\rwaiting_count\x18\x04 \x01(\r\x12\x1e\n\x16max_message_byte_count\x18\x05 \x01(\x04\";\n\x10JoinFleetRequest\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.corun_pd.v1.Instance\"(\n\x11JoinFleetResponse\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t*L\n\x05Route\x12\x15\n\x11ROUTE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROUTE_DISAGGREGATED\x10\x01\x12\x13\n\x0fROUTE_COLOCATED\x10\x02\x32\xe6\x02\n\rRouterService\x12G\n\x08Generate\x12\x1c.corun_pd.v1.GenerateRequest\x1a\x1d.corun_pd.v1.GenerateResponse\x12[\n\x0eStreamGenerate\x12\".corun_pd.v1.StreamGenerateRequest\x1a#.corun_pd.v1.StreamGenerateResponse0\x01\x12W\n\x0cGenerateMany\x12 .corun_pd.v1.GenerateManyRequest\x1a!.corun_pd.v1.GenerateManyResponse(\x01\x30\x01\x12V\n\rDescribeFleet\x12!.corun_pd.v1.DescribeFleetRequest\x1a\".corun_pd.v1.DescribeFleetResponse2\\\n\x0c\x46leetService\x12L\n\tJoinFleet\x12\x1d.corun_pd.v1.JoinFleetRequest\x1a\x1e.corun_pd.v1.JoinFleetResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'corun_pd.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROUTE']._serialized_start=3260
-  _globals['_ROUTE']._serialized_end=3336
+  _globals['_ROUTE']._serialized_start=3319
+  _globals['_ROUTE']._serialized_end=3395
   _globals['_CHATMESSAGE']._serialized_start=153
   _globals['_CHATMESSAGE']._serialized_end=197
   _globals['_CHATPROMPT']._serialized_start=199
@@ -58,35 +58,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATERESPONSE']._serialized_start=1372
   _globals['_GENERATERESPONSE']._serialized_end=1610
   _globals['_GENERATEMANYREQUEST']._serialized_start=1613
-  _globals['_GENERATEMANYREQUEST']._serialized_end=1837
-  _globals['_GENERATEMANYREQUEST_START']._serialized_start=1716
-  _globals['_GENERATEMANYREQUEST_START']._serialized_end=1837
-  _globals['_GENERATEMANYRESPONSE']._serialized_start=1840
-  _globals['_GENERATEMANYRESPONSE']._serialized_end=2033
-  _globals['_GENERATEMANYRESPONSE_FINISH']._serialized_start=1924
-  _globals['_GENERATEMANYRESPONSE_FINISH']._serialized_end=2033
-  _globals['_STREAMGENERATEREQUEST']._serialized_start=2035
-  _globals['_STREAMGENERATEREQUEST']._serialized_end=2103
-  _globals['_CHOICEDELTA']._serialized_start=2106
-  _globals['_CHOICEDELTA']._serialized_end=2410
-  _globals['_STREAMSTART']._serialized_start=2412
-  _globals['_STREAMSTART']._serialized_end=2518
-  _globals['_STREAMEND']._serialized_start=2521
-  _globals['_STREAMEND']._serialized_end=2649
-  _globals['_STREAMGENERATERESPONSE']._serialized_start=2652
-  _globals['_STREAMGENERATERESPONSE']._serialized_end=2796
-  _globals['_DESCRIBEFLEETREQUEST']._serialized_start=2798
-  _globals['_DESCRIBEFLEETREQUEST']._serialized_end=2820
-  _globals['_FLEETMEMBER']._serialized_start=2823
-  _globals['_FLEETMEMBER']._serialized_end=2967
-  _globals['_DESCRIBEFLEETRESPONSE']._serialized_start=2970
-  _globals['_DESCRIBEFLEETRESPONSE']._serialized_end=3155
-  _globals['_JOINFLEETREQUEST']._serialized_start=3157
-  _globals['_JOINFLEETREQUEST']._serialized_end=3216
-  _globals['_JOINFLEETRESPONSE']._serialized_start=3218
-  _globals['_JOINFLEETRESPONSE']._serialized_end=3258
-  _globals['_ROUTERSERVICE']._serialized_start=3339
-  _globals['_ROUTERSERVICE']._serialized_end=3697
-  _globals['_FLEETSERVICE']._serialized_start=3699
-  _globals['_FLEETSERVICE']._serialized_end=3791
+  _globals['_GENERATEMANYREQUEST']._serialized_end=1896
+  _globals['_GENERATEMANYREQUEST_START']._serialized_start=1717
+  _globals['_GENERATEMANYREQUEST_START']._serialized_end=1896
+  _globals['_GENERATEMANYRESPONSE']._serialized_start=1899
+  _globals['_GENERATEMANYRESPONSE']._serialized_end=2092
+  _globals['_GENERATEMANYRESPONSE_FINISH']._serialized_start=1983
+  _globals['_GENERATEMANYRESPONSE_FINISH']._serialized_end=2092
+  _globals['_STREAMGENERATEREQUEST']._serialized_start=2094
+  _globals['_STREAMGENERATEREQUEST']._serialized_end=2162
+  _globals['_CHOICEDELTA']._serialized_start=2165
+  _globals['_CHOICEDELTA']._serialized_end=2469
+  _globals['_STREAMSTART']._serialized_start=2471
+  _globals['_STREAMSTART']._serialized_end=2577
+  _globals['_STREAMEND']._serialized_start=2580
+  _globals['_STREAMEND']._serialized_end=2708
+  _globals['_STREAMGENERATERESPONSE']._serialized_start=2711
+  _globals['_STREAMGENERATERESPONSE']._serialized_end=2855
+  _globals['_DESCRIBEFLEETREQUEST']._serialized_start=2857
+  _globals['_DESCRIBEFLEETREQUEST']._serialized_end=2879
+  _globals['_FLEETMEMBER']._serialized_start=2882
+  _globals['_FLEETMEMBER']._serialized_end=3026
+  _globals['_DESCRIBEFLEETRESPONSE']._serialized_start=3029
+  _globals['_DESCRIBEFLEETRESPONSE']._serialized_end=3214
+  _globals['_JOINFLEETREQUEST']._serialized_start=3216
+  _globals['_JOINFLEETREQUEST']._serialized_end=3275
+  _globals['_JOINFLEETRESPONSE']._serialized_start=3277
+  _globals['_JOINFLEETRESPONSE']._serialized_end=3317
+  _globals['_ROUTERSERVICE']._serialized_start=3398
+  _globals['_ROUTERSERVICE']._serialized_end=3756
+  _globals['_FLEETSERVICE']._serialized_start=3758
+  _globals['_FLEETSERVICE']._serialized_end=3850
 # @@protoc_insertion_point(module_scope)

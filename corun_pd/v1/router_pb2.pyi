@@ -144,14 +144,16 @@ class GenerateResponse(_message.Message):
 class GenerateManyRequest(_message.Message):
     __slots__ = ("starts", "cancel_numbers")
     class Start(_message.Message):
-        __slots__ = ("number", "generation", "timeout_duration")
+        __slots__ = ("number", "generation", "timeout_duration", "siblings")
         NUMBER_FIELD_NUMBER: _ClassVar[int]
         GENERATION_FIELD_NUMBER: _ClassVar[int]
         TIMEOUT_DURATION_FIELD_NUMBER: _ClassVar[int]
+        SIBLINGS_FIELD_NUMBER: _ClassVar[int]
         number: int
         generation: Generation
         timeout_duration: _duration_pb2.Duration
-        def __init__(self, number: _Optional[int] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., timeout_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+        siblings: _containers.RepeatedCompositeFieldContainer[GenerateManyRequest.Start]
+        def __init__(self, number: _Optional[int] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., timeout_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., siblings: _Optional[_Iterable[_Union[GenerateManyRequest.Start, _Mapping]]] = ...) -> None: ...
     STARTS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_NUMBERS_FIELD_NUMBER: _ClassVar[int]
     starts: _containers.RepeatedCompositeFieldContainer[GenerateManyRequest.Start]

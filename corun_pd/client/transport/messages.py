@@ -23,7 +23,7 @@ from corun_pd.errors import EngineFailed
 from corun_pd.v1 import router_pb2, sampling_pb2
 from corun_pd.wire import convert
 
-__all__ = ["events_from_pb", "fleet_from_pb", "request_to_pb", "result_from_pb"]
+__all__ = ["events_from_pb", "fill", "fleet_from_pb", "request_to_pb", "result_from_pb"]
 
 _ROUTES: Final = {
     None: router_pb2.ROUTE_UNSPECIFIED,
@@ -34,14 +34,22 @@ _ROUTES: Final = {
 
 def request_to_pb(request: GenerationRequest) -> router_pb2.Generation:
     """The generation."""
-    message = router_pb2.Generation(
-        generation_id=request.generation_id,
-        sampling=_sampling(request),
-        sample_count=request.n,
-        route=_ROUTES[request.route],
-        tokens_only=request.tokens_only,
-        echo=request.echo,
-    )
+    message = router_pb2.Generation()
+    fill(message, request)
+    return message
+
+
+def fill(message: router_pb2.Generation, request: GenerationRequest, *, prompt: bool = True) -> None:
+    """Puts a request into an empty message, without its prompt when another one has it."""
+    message.generation_id = request.generation_id
+    _fill_sampling(message.sampling, request)
+    if request.n is not None:
+        message.sample_count = request.n
+    message.route = _ROUTES[request.route]
+    message.tokens_only = request.tokens_only
+    message.echo = request.echo
+    if not prompt:
+        return
     if isinstance(request.prompt, str):
         message.text = request.prompt
     elif request.prompt is not None:
@@ -51,35 +59,48 @@ def request_to_pb(request: GenerationRequest) -> router_pb2.Generation:
         message.chat.SetInParent()
         for chat in request.messages or ():
             message.chat.messages.add(role=chat.role, content=chat.content)
-    return message
 
 
-def _sampling(request: GenerationRequest) -> sampling_pb2.SamplingParams:
-    message = sampling_pb2.SamplingParams(
-        max_tokens=request.max_tokens,
-        min_tokens=request.min_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        seed=request.seed,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        repetition_penalty=request.repetition_penalty,
-        logit_bias=request.logit_bias,
-        stop_token_ids=request.stop_token_ids,
-        logprob_count=request.logprobs,
-        stop_strings=request.stop,
-        allowed_token_ids=request.allowed_token_ids,
-        bad_words=request.bad_words,
-        prompt_logprob_count=request.prompt_logprobs,
-        structured_output=convert.structured_output_to_pb(request.structured_output),
-    )
-    if request.ignore_eos is not None:
-        message.ignore_eos = request.ignore_eos
-    if request.include_stop is not None:
-        message.include_stop = request.include_stop
-    return message
+#: The optional scalars by the wire's name.
+_SCALARS: Final = {
+    "max_tokens": "max_tokens",
+    "min_tokens": "min_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "seed": "seed",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "logprobs": "logprob_count",
+    "prompt_logprobs": "prompt_logprob_count",
+    "ignore_eos": "ignore_eos",
+    "include_stop": "include_stop",
+}
+
+_REPEATED: Final = {
+    "stop_token_ids": "stop_token_ids",
+    "stop": "stop_strings",
+    "allowed_token_ids": "allowed_token_ids",
+    "bad_words": "bad_words",
+}
+
+
+def _fill_sampling(message: sampling_pb2.SamplingParams, request: GenerationRequest) -> None:
+    message.SetInParent()
+    for ours, name in _SCALARS.items():
+        value = getattr(request, ours)
+        if value is not None:
+            setattr(message, name, value)
+    for ours, name in _REPEATED.items():
+        values = getattr(request, ours)
+        if values:
+            getattr(message, name).extend(values)
+    if request.logit_bias:
+        message.logit_bias.update(request.logit_bias)
+    if (constraint := convert.structured_output_to_pb(request.structured_output)) is not None:
+        message.structured_output.CopyFrom(constraint)
 
 
 def result_from_pb(message: router_pb2.GenerateResponse) -> GenerationResult:

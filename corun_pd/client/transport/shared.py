@@ -4,7 +4,8 @@
     generate() ◄─ finishes by number ◄─┘
 
 A call for each generation costs both sides more than the generation does otherwise. What is started
-or cancelled while the last message is being written goes into the next one.
+or cancelled while the last message is being written goes into the next one. Generations of one prompt in one
+message travel as siblings: the prompt once, which the router then has computed once.
 """
 
 import asyncio
@@ -26,11 +27,14 @@ from corun_pd.wire.status import error_from_rpc, leg_error_from_pb
 
 __all__ = ["SharedCallTransport"]
 
-#: Generations of more bytes get a call of their own.
-_LARGE_BYTES: Final = 1 << 20
+#: Prompts of more characters, or token ids, get a call of their own.
+_LARGE: Final = 1 << 18
 
 #: Starts gather in one message up to about this size, in bytes.
 _MESSAGE_BYTES: Final = 1 << 20
+
+#: What one of either takes in a message, about.
+_BYTES_EACH: Final = 3
 
 #: The router ends a generation whose time is up; a client whose router does not answer waits so much longer.
 _GRACE_S: Final = 5.0
@@ -53,15 +57,13 @@ class SharedCallTransport:
 
     async def generate(self, request: GenerationRequest, timeout_s: float | None) -> GenerationResult:
         """The whole answer."""
-        generation = messages.request_to_pb(request)
-        size = generation.ByteSize()
-        if size > _LARGE_BYTES:
+        if _length(request) > _LARGE:
             return await self._own.generate(request, timeout_s)
         if self._line is None or self._line.is_over:
             self._line = _Line(self._stub.GenerateMany())
         try:
             async with asyncio.timeout(None if timeout_s is None else timeout_s + _GRACE_S):
-                finish = await self._line.ask(generation, size, timeout_s)
+                finish = await self._line.ask(request, timeout_s)
         except TimeoutError:
             raise DeadlineExceeded(f"the router did not answer within {timeout_s} s") from None
         if finish.HasField("error"):
@@ -96,6 +98,8 @@ class _Line:
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._outgoing: deque[router_pb2.GenerateManyRequest] = deque()
         self._outgoing_bytes = 0
+        # The starts of the newest outgoing message, by their prompts.
+        self._starts: dict[object, router_pb2.GenerateManyRequest.Start] = {}
         self._more = asyncio.Event()
         self._last_number = 0
         self._end: CorunError | None = None
@@ -107,10 +111,11 @@ class _Line:
         """Whether nothing can be asked any more."""
         return self._end is not None
 
-    async def ask(self, generation: router_pb2.Generation, size: int, timeout_s: float | None) -> Answer:
+    async def ask(self, request: GenerationRequest, timeout_s: float | None) -> Answer:
         """How it ended. A caller that is cancelled cancels it."""
         self._last_number = number = self._last_number + 1
-        start = self._message(size).starts.add(number=number, generation=generation)
+        start = self._start(request)
+        start.number = number
         if timeout_s is not None:
             start.timeout_duration.CopyFrom(Duration(nanos=0))
             start.timeout_duration.FromNanoseconds(round(timeout_s * 1e9))
@@ -127,11 +132,25 @@ class _Line:
         self._call.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
 
+    def _start(self, request: GenerationRequest) -> router_pb2.GenerateManyRequest.Start:
+        """A start in the outgoing message: among the siblings of one of the same prompt, if there is one."""
+        prompt = request.messages if request.prompt is None else request.prompt
+        if (first := self._starts.get(prompt)) is not None:
+            sibling = first.siblings.add()
+            messages.fill(sibling.generation, request, prompt=False)
+            self._outgoing_bytes += sibling.ByteSize()
+            return sibling
+        start = self._message(_BYTES_EACH * _length(request)).starts.add()
+        messages.fill(start.generation, request)
+        self._starts[prompt] = start
+        return start
+
     def _message(self, size: int = 0) -> router_pb2.GenerateManyRequest:
         """The outgoing message to add to, in which `size` more bytes find room."""
         if not self._outgoing or self._outgoing_bytes + size > _MESSAGE_BYTES:
             self._outgoing.append(router_pb2.GenerateManyRequest())
             self._outgoing_bytes = 0
+            self._starts.clear()
         self._outgoing_bytes += size
         self._more.set()
         return self._outgoing[-1]
@@ -144,7 +163,10 @@ class _Line:
                 self._more.clear()
                 await asyncio.sleep(0)  # whoever runs in this turn of the loop comes along
                 while self._outgoing:
-                    await self._call.write(self._outgoing.popleft())
+                    message = self._outgoing.popleft()
+                    if not self._outgoing:
+                        self._starts.clear()
+                    await self._call.write(message)
 
     async def _read(self) -> None:
         end: CorunError = Cancelled("the client was closed")
@@ -164,6 +186,13 @@ class _Line:
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(_again(end))
+
+
+def _length(request: GenerationRequest) -> int:
+    """Of the prompt, in characters or token ids."""
+    if request.prompt is not None:
+        return len(request.prompt)
+    return sum(len(message.content) for message in request.messages or ())
 
 
 def _again(error: CorunError) -> CorunError:

@@ -11,11 +11,17 @@ from typing import Any
 from corun_pd.contract import Contract
 from corun_pd.core import MAX_MESSAGE_BYTES, InstanceInfo, Role, TokenLogprobs
 from corun_pd.errors import CorunError
+from corun_pd.router.company import Seat
 from corun_pd.router.many import ManyGenerations
 from corun_pd.v1 import instance_pb2, router_pb2, router_pb2_grpc, sampling_pb2
 from corun_pd.wire.convert import instance_to_pb, logprobs_to_pb
 from corun_pd.wire.server import Service, build_server
 from corun_pd.wire.status import abort
+
+
+def _no_siblings(_: object) -> Any:
+    raise AssertionError("this router has no legs")
+
 
 CONTRACT = Contract({"model": "tiny"})
 TOP = TokenLogprobs(-0.5, 1, ((3, -0.5), (4, float("-inf"))))
@@ -50,7 +56,20 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
     async def GenerateMany(
         self, request_iterator: AsyncIterator[router_pb2.GenerateManyRequest], context: Any
     ) -> None:
-        await ManyGenerations(self._whole).serve(request_iterator, context.write)
+        await ManyGenerations(self._member, _no_siblings).serve(request_iterator, context.write)
+
+    async def _member(
+        self, generation: router_pb2.Generation, seat: Seat | None
+    ) -> router_pb2.GenerateResponse:
+        if seat is not None and (prompt := seat.company.first) is not generation:
+            kind = prompt.WhichOneof("prompt")
+            assert kind is not None
+            assert generation.WhichOneof("prompt") is None
+            if kind == "text":
+                generation.text = prompt.text
+            else:
+                getattr(generation, kind).CopyFrom(getattr(prompt, kind))
+        return await self._whole(generation)
 
     async def _whole(self, generation: router_pb2.Generation) -> router_pb2.GenerateResponse:
         text = await self._begin(generation)

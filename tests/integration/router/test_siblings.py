@@ -214,5 +214,6 @@ async def test_a_sample_that_fails_leaves_the_prompt_to_the_next(make_cluster: M
         for start in results[2:]:
             assert isinstance(start, Start)
             start.close()
-        siblings.close()
+        for at in range(4):
+            siblings.leave(at)
         await cluster.until_idle(within_s=2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from corun_pd.batch.frames import MAGIC
-from corun_pd.batch.journal import Checked, Journal, Receipt
+from corun_pd.batch.journal import Checked, Entry, Journal, Receipt
 from corun_pd.batch.reader import RawLine
 from corun_pd.batch.report import Measure
 from corun_pd.errors import ContractMismatch, SetupError
@@ -22,10 +22,10 @@ def ignore(measure: Measure) -> None:
 def make_journal(path: Path, answers: int) -> Journal:
     """A checked one with that many answers."""
     journal = Journal.create(path, HEADER)
-    journal.append(0, 7, Measure(400), b"refused\n")
+    journal.append(Entry(0, 7, Measure(400), b"refused\n"))
     journal.mark_checked(Checked(1 + answers, 1))
     for index in range(1, 1 + answers):
-        journal.append(index, 7, Measure(200, 3, index, 7, 0.5, math.nan), b"answer %d\n" % index)
+        journal.append(Entry(index, 7, Measure(200, 3, index, 7, 0.5, math.nan), b"answer %d\n" % index))
     return journal
 
 
@@ -41,16 +41,17 @@ def test_what_was_recorded_is_there_again(tmp_path: Path) -> None:
     """Answers by line, in whatever order they came, with what they came to."""
     path = tmp_path / "j"
     journal = make_journal(path, 3)
-    journal.append(9000, 7, Measure(200, 1, 2), b"far ahead\n")
+    journal.append(Entry(9000, 7, Measure(200, 1, 2), b"far ahead\n"))
     journal.close()
     journal, measures = reopen(path)
     assert (journal.header, journal.checked, journal.cut_bytes) == (HEADER, Checked(4, 1), 0)
     assert [journal.is_finished(index) for index in (0, 3, 4, 8999, 9000, 9001)] == [
         True, True, False, False, True, False,
     ]  # fmt: skip
-    assert journal.read(2)[1] == b"answer 2\n"
-    measure, data = journal.read(9000)
-    assert (measure.completion_tokens, data) == (2, b"far ahead\n")
+    assert journal.read(2).data == b"answer 2\n"
+    entry = journal.read(9000)
+    measure = entry.measure
+    assert (measure.completion_tokens, entry.data) == (2, b"far ahead\n")
     assert math.isnan(measure.first_token_s)
     assert [measure.status for measure in measures] == [400, 200, 200, 200, 200]
     assert sum(measure.completion_tokens for measure in measures) == 1 + 2 + 3 + 2
@@ -63,7 +64,7 @@ def test_an_answer_belongs_to_what_its_line_said(tmp_path: Path) -> None:
     journal = make_journal(tmp_path / "j", 0)
     line = RawLine(1, 2, b"what it said")
     assert not journal.has(line)
-    journal.append(1, line.crc, Measure(200), b"answer\n")
+    journal.append(Entry(1, line.crc, Measure(200), b"answer\n"))
     assert journal.has(line)
     with pytest.raises(SetupError, match="other content of line 2"):
         journal.has(RawLine(1, 2, b"another"))
@@ -86,11 +87,11 @@ def test_a_stop_at_any_byte_loses_nothing_before_it(tmp_path: Path) -> None:
         assert 0 <= journal.cut_bytes < 70
         assert (torn.stat().st_size == kept) or journal.checked is None
         if journal.checked is not None and not journal.is_finished(3):
-            journal.append(3, 7, Measure(200), b"again\n")
+            journal.append(Entry(3, 7, Measure(200), b"again\n"))
             journal.close()
             journal, _ = reopen(torn)
             assert journal.cut_bytes == 0
-            assert journal.read(3)[1] == b"again\n"
+            assert journal.read(3).data == b"again\n"
         journal.close()
     assert whole == 3
 
@@ -125,7 +126,7 @@ def test_refusals_of_a_check_that_did_not_end_are_dropped(tmp_path: Path) -> Non
     path, stopped = tmp_path / "j", tmp_path / "stopped"
     journal = Journal.create(path, HEADER)
     size = path.stat().st_size
-    journal.append(0, 7, Measure(400), b"refused\n")
+    journal.append(Entry(0, 7, Measure(400), b"refused\n"))
     stopped.write_bytes(path.read_bytes())
     journal.close()
     assert not path.exists()
@@ -140,17 +141,17 @@ def test_accidents_are_not_finished(tmp_path: Path) -> None:
     """A line that the fleet failed on runs again, and its second answer counts alone."""
     path = tmp_path / "j"
     journal = make_journal(path, 0)
-    journal.append(1, 7, Measure(500), b"accident\n")
+    journal.append(Entry(1, 7, Measure(500), b"accident\n"))
     assert journal.is_finished(1)  # for this run
     journal.close()
     journal, measures = reopen(path)
     assert [measure.status for measure in measures] == [400]
     assert not journal.is_finished(1)
-    journal.append(1, 7, Measure(200), b"answer\n")
+    journal.append(Entry(1, 7, Measure(200), b"answer\n"))
     journal.close()
     journal, measures = reopen(path)
     assert [measure.status for measure in measures] == [400, 200]
-    assert journal.read(1)[1] == b"answer\n"
+    assert journal.read(1).data == b"answer\n"
     journal.close()
 
 

@@ -14,8 +14,8 @@ from tests.unit.batch.make import make_line, read_items
 def take_all(ahead: LookAhead) -> list[str]:
     """The custom ids as they are taken."""
     taken = []
-    while (item := ahead.take()) is not None:
-        taken.append(str(item.custom_id if isinstance(item, Refusal) else item.line.custom_id))
+    while items := ahead.take():
+        taken += [str(i.custom_id if isinstance(i, Refusal) else i.line.custom_id) for i in items]
     return taken
 
 
@@ -53,7 +53,7 @@ def test_what_was_seen_counts_for_more_than_a_limit(tmp_path: Path) -> None:
         {"max_tokens": 4096, "min_tokens": 300},
     )
     ahead = LookAhead(items, Order.LONGEST_FIRST, 1)
-    first = ahead.take()
+    (first,) = ahead.take()
     assert isinstance(first, Work)
     assert first.line.custom_id == "0"
     ahead.learn(first, 20)

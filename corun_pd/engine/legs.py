@@ -21,8 +21,12 @@ from typing import Final
 from corun_pd.core import FirstToken, KvHandoff, SamplingParams, TokenLogprobs
 from corun_pd.engine.base import Engine, EngineInfo, LegOutput, LegWork
 from corun_pd.errors import CorunError, EngineFailed, InvalidRequest, Unavailable
+from corun_pd.wire.pace import Pace
 
 __all__ = ["LegHost", "LegSession", "SessionOutput"]
+
+#: Between two batches, in seconds: less than a step of most engines.
+BATCH_DISTANCE_S: Final = 0.002
 
 #: An output and the id of its leg within the call.
 SessionOutput = tuple[int, LegOutput]
@@ -168,6 +172,7 @@ class LegSession:
         self._outbox: deque[SessionOutput] = deque()
         self._weight = 0
         self._news = asyncio.Event()
+        self._pace = Pace(BATCH_DISTANCE_S)
         self._has_all_starts = False
         self._is_closed = False
         self._end: CorunError | None = None
@@ -255,7 +260,9 @@ class LegSession:
         """All that has come since the last batch, in order. Raises the error that ended the session."""
         while True:
             while self._outbox:
-                yield self._take()
+                await self._pace.turn()
+                if self._outbox:
+                    yield self._take()
             if self._end is not None:
                 raise self._end
             if self._has_all_starts and not self._names:

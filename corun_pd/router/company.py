@@ -59,7 +59,6 @@ class Company:
         at = len(lot)
         lot += samples
         self.arrived()
-        await asyncio.sleep(0)  # the last to come would else go on first, and ask for itself alone
         await self._all_here.wait()
         if not found:
             found.append(self._gather(lot))

@@ -2,7 +2,7 @@
 
     requests ─► a task for each generation ─► finishes ─► one message at a time, as full as it gets
 
-While a message is being written the next ones gather, so a client that has much under way costs few messages.
+Messages keep a distance (`wire.pace`), so a client that has much under way costs few of them.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from corun_pd.core import MAX_MESSAGE_BYTES
 from corun_pd.errors import CorunError, DeadlineExceeded, EngineFailed, InvalidRequest
 from corun_pd.router.company import Company, Gather, Seat
 from corun_pd.v1 import router_pb2
+from corun_pd.wire.pace import Pace
 from corun_pd.wire.status import leg_error_to_pb
 
 __all__ = ["ManyGenerations"]
@@ -27,6 +28,9 @@ Generate = Callable[[router_pb2.Generation, Seat | None], Awaitable[router_pb2.G
 
 #: Finishes gather in one message up to about this size, in bytes.
 _MESSAGE_BYTES: Final = 1 << 20
+
+#: Between two messages, in seconds. Generations are whole when they come, so that nobody waits for a token.
+_DISTANCE_S: Final = 0.005
 
 #: What a message holds beside its one answer, at most.
 _FRAME_BYTES: Final = 64
@@ -57,11 +61,13 @@ class ManyGenerations:
         However it ends, no generation is left. Raises InvalidRequest for a number that is in use: there is
         no telling the two generations apart.
         """
+        pace = Pace(_DISTANCE_S)
         reader = asyncio.create_task(self._read(requests))
         try:
             while True:
                 await self._news.wait()
                 self._news.clear()
+                await pace.turn()
                 while self._finishes:
                     await write(self._message())
                 if self._fault is not None:

@@ -4,13 +4,12 @@
     pipelines that wait                ◄─ dispatch by leg id ◄─┘
 
 A call costs far more than a message, and a message more than a leg in it: whatever is started, cancelled
-or released while the last message is being written goes into the next one. When the call ends, every leg
+or released soon after the last message goes into the next one (`wire.pace`). When the call ends, every leg
 in it fails with the reason. `legs` has the three kinds of calls.
 """
 
 import asyncio
 import contextlib
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from corun_pd.errors import CorunError, Unavailable
 from corun_pd.router.turnstile import Turnstile
 from corun_pd.v1 import legs_pb2, sampling_pb2
 from corun_pd.wire.convert import sampling_to_pb
+from corun_pd.wire.pace import Pace
 from corun_pd.wire.status import error_from_rpc
 
 __all__ = ["Call", "Session"]
@@ -30,11 +30,8 @@ __all__ = ["Call", "Session"]
 #: Starts gather in one message up to about this size.
 _MESSAGE_BYTES: Final = 4 << 20
 
-#: A message waits for more to go into it, turn by turn of the event loop: for so many turns, and at most so
-#: long. A turn that takes less than `_IDLE_TURN_S` had nothing else to do, and nothing more will come.
-_GATHERING_TURNS: Final = 24
-_GATHERING_S: Final = 0.005
-_IDLE_TURN_S: Final = 30e-6
+#: Between two messages, in seconds.
+_DISTANCE_S: Final = 0.002
 
 #: The most wire bytes of a token id below 2^21.
 _TOKEN_BYTES: Final = 3
@@ -77,6 +74,7 @@ class Session(ABC, Generic[Request, Response, Leg]):
         self._outgoing: deque[Request] = deque()
         self._outgoing_bytes = 0
         self._more = asyncio.Event()
+        self._pace = Pace(_DISTANCE_S)
         self._last_id = 0
         self._end: str | None = None
         self._is_closed = False
@@ -125,7 +123,7 @@ class Session(ABC, Generic[Request, Response, Leg]):
             while True:
                 await self._more.wait()
                 self._more.clear()
-                await _gather()
+                await self._pace.turn()
                 while self._outgoing:
                     await self._call.write(self._outgoing.popleft())
 
@@ -167,14 +165,3 @@ class Session(ABC, Generic[Request, Response, Leg]):
     @abstractmethod
     def _dispatch(self, message: Response) -> None:
         """Gives a message's contents to its legs; those that nobody listens to any more are passed over."""
-
-
-async def _gather() -> None:
-    """Returns when the loop is idle, or has had time to gather."""
-    began = turned = time.perf_counter()
-    for _ in range(_GATHERING_TURNS):
-        await asyncio.sleep(0)
-        now = time.perf_counter()
-        if now - turned < _IDLE_TURN_S or now - began > _GATHERING_S:
-            return
-        turned = now

@@ -75,21 +75,22 @@ class Siblings(Generic[S]):
         self._edge = edge
         loop = asyncio.get_running_loop()
         self._waiting: set[int] = set()
-        self._left = [range(len(samples))]
-        # What a sample waits for: its start, or its turn to ask for itself and those up to a number.
-        self._turns: list[asyncio.Future[Start | int]] = [loop.create_future() for _ in samples]
+        self._left = set(range(len(samples)))  # for whom nobody asks; whoever of them comes asks for all
+        # What a sample waits for: its start, or its turn to ask for those samples, of which it is one.
+        self._turns: list[asyncio.Future[Start | Sequence[int]]] = [loop.create_future() for _ in samples]
 
     async def start(self, at: int) -> Start:
         """The start of sample `at`; close it. Raises what its admission or the prefill leg raises."""
-        if (end := self._take_left(at)) is not None:
-            return await self._prefill(at, end)
+        if at in self._left:
+            left, self._left = sorted(self._left), set()
+            return await self._prefill(at, left)
         waiting = self._turns[at]
         self._waiting.add(at)
         try:
             turn = await waiting
         except asyncio.CancelledError:
-            if waiting.done() and not waiting.cancelled() and isinstance(till := waiting.result(), int):
-                self._pass_on(at + 1, till)  # its turn came in the moment of the cancellation
+            if waiting.done() and not waiting.cancelled() and not isinstance(turn := waiting.result(), Start):
+                self._pass_on([n for n in turn if n != at])  # it came in the moment of the cancellation
             raise
         finally:
             self._waiting.discard(at)
@@ -99,48 +100,52 @@ class Siblings(Generic[S]):
     def leave(self, at: int) -> None:
         """Sample `at` comes no more. A start that it has not taken is closed, now or when it is there."""
         turn = self._turns[at]
+        self._left.discard(at)
         if not turn.done():
             turn.cancel()
         elif not turn.cancelled() and isinstance(start := turn.result(), Start):
             start.close()
 
-    async def _prefill(self, at: int, end: int) -> Start:
-        """Has the prompt computed for as many samples in [at, end) as there is room for."""
-        sample = self._samples[at]
+    async def _prefill(self, at: int, numbers: Sequence[int]) -> Start:
+        """Has the prompt computed for as many of these samples as there is room for, `at` among them."""
+        numbers = [at, *(n for n in numbers if n != at and not self._turns[n].cancelled())]
+        sample = self._samples[min(numbers)]
         demand = Demand(len(sample.prompt), sample.sampling.max_tokens)
         rooms: Sequence[Reservation[Member]] = ()
         try:
-            rooms = await self._admission.admit_siblings(Route.DISAGGREGATED, demand, end - at)
-            samples = self._samples[at : at + len(rooms)]
-            if len(rooms) < end - at:
-                self._pass_on(at + len(rooms), end)
-                end = at + len(rooms)
+            rooms = await self._admission.admit_siblings(Route.DISAGGREGATED, demand, len(numbers))
+            if len(rooms) < len(numbers):
+                numbers, others = numbers[: len(rooms)], numbers[len(rooms) :]
+                self._pass_on(others)
             prefill = rooms[0].prefill
             assert prefill is not None
+            # The first of all asks for the prompt's logprobs, if any does.
+            samples = [self._samples[n] for n in sorted(numbers)]
             admitted_at = time.monotonic()
             for sibling in samples:
                 sibling.admitted_at = sibling.admitted_at or admitted_at
                 self._edge(Edge.PREFILL, sibling, instance=prefill.info.instance_id)
             firsts = await prefill.prefill.prefill(
                 sample.prompt,
-                sample.sampling,
-                sample.generation_id,
+                samples[0].sampling,
+                samples[0].generation_id,
                 hand_off=rooms[0].decode is not None,
                 sibling_seeds=[sibling.sampling.seed for sibling in samples[1:]],
             )
         except BaseException:
             for room in rooms:
                 room.close()
-            self._pass_on(at + 1, end)
+            self._pass_on([n for n in numbers if n != at])
             raise
         rooms[0].prompt_computed()
-        starts = [
-            self._start_of(sibling, first, room, prefill)
-            for sibling, first, room in zip(samples, firsts, rooms, strict=True)
-        ]
-        for number, start in enumerate(starts[1:], at + 1):
+        starts = {
+            number: self._start_of(self._samples[number], first, room, prefill)
+            for number, first, room in zip(sorted(numbers), firsts, rooms, strict=True)
+        }
+        own = starts.pop(at)
+        for number, start in starts.items():
             self._tell(number, start)
-        return starts[0]
+        return own
 
     def _start_of(self, sample: S, first: Prefilled, room: Reservation[Member], prefill: Member) -> Start:
         def pulled() -> None:
@@ -148,24 +153,13 @@ class Siblings(Generic[S]):
 
         return Start(first, room, Ticket(first.handoff, prefill, room, pulled), prefill)
 
-    def _pass_on(self, at: int, end: int) -> None:
-        """Has the first of the samples in [at, end) that waits, or comes, ask for itself and those after it.
-
-        The ones before it, if they come at all, are left to ask for themselves.
-        """
-        waiting = next((n for n in range(at, end) if n in self._waiting and not self._turns[n].done()), end)
-        if waiting < end:
-            self._turns[waiting].set_result(end)
-        if at < waiting:
-            self._left.append(range(at, waiting))
-
-    def _take_left(self, at: int) -> int | None:
-        """Up to which sample `at` is to ask, when nobody else does."""
-        for place, left in enumerate(self._left):
-            if at in left:
-                self._left[place] = range(left.start, at)
-                return left.stop
-        return None
+    def _pass_on(self, numbers: Sequence[int]) -> None:
+        """Has one of these samples that waits ask for all of them, or else the first of them that comes."""
+        waiting = next((n for n in numbers if n in self._waiting and not self._turns[n].done()), None)
+        if waiting is None:
+            self._left.update(n for n in numbers if not self._turns[n].cancelled())
+        else:
+            self._turns[waiting].set_result(numbers)
 
     def _tell(self, at: int, start: Start) -> None:
         turn = self._turns[at]

@@ -23,6 +23,7 @@ from corun_pd.client.transport import messages
 from corun_pd.client.transport.base import Transport
 from corun_pd.errors import Cancelled, CorunError, DeadlineExceeded, Unavailable
 from corun_pd.v1 import router_pb2, router_pb2_grpc
+from corun_pd.wire.pace import Pace
 from corun_pd.wire.status import error_from_rpc, leg_error_from_pb
 
 __all__ = ["SharedCallTransport"]
@@ -32,6 +33,9 @@ _LARGE: Final = 1 << 18
 
 #: Starts gather in one message up to about this size, in bytes.
 _MESSAGE_BYTES: Final = 1 << 20
+
+#: Between two messages, in seconds.
+_DISTANCE_S: Final = 0.005
 
 #: What one of either takes in a message, about.
 _BYTES_EACH: Final = 3
@@ -156,12 +160,13 @@ class _Line:
         return self._outgoing[-1]
 
     async def _write(self) -> None:
+        pace = Pace(_DISTANCE_S)
         # A call that has ended takes no more; the reader learns why.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
                 await self._more.wait()
                 self._more.clear()
-                await asyncio.sleep(0)  # whoever runs in this turn of the loop comes along
+                await pace.turn()
                 while self._outgoing:
                     message = self._outgoing.popleft()
                     if not self._outgoing:

@@ -10,7 +10,9 @@ from corun_pd.client import AsyncClient
 from corun_pd.core import Edge, KvHandoff, Role
 from corun_pd.decode.tickets import Tickets
 from corun_pd.engine.base import LegWork
-from corun_pd.errors import ContractBroken, CorunError, EngineFailed, HandoffRejected
+from corun_pd.errors import ContractBroken, CorunError, EngineFailed, HandoffRejected, Unavailable
+from corun_pd.router.legs import DecodeSession
+from corun_pd.router.ticket import Ticket
 from corun_pd.v1 import router_pb2
 from corun_pd.wire.status import error_from_rpc
 from tests.integration.conftest import Cluster, MakeCluster, Node
@@ -100,6 +102,31 @@ async def test_stream_is_the_same_when_decode_dies_midway(
         counts = cluster.router.service.telemetry.counts
         assert counts[Edge.REPLAYED] == sum(replays(disturbed))
         assert (counts[Edge.FINISHED], counts[Edge.FAILED]) == (2 * count, 0)
+        await cluster.until_idle(within_s=2)
+
+
+@pytest.mark.parametrize("where", ["decode", "ticket"])
+async def test_first_token_comes_once_when_decode_cannot_start(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The instance was lost, or the ticket ran out, between the first token and the start of its leg."""
+    fields = {"token_ids": prompt(20), "sampling": sampling(max_tokens=5)}
+    faults = iter([Unavailable("lost") if where == "decode" else HandoffRejected("late", handoff_id="h")])
+    owner, name = (DecodeSession, "decode") if where == "decode" else (Ticket, "show")
+    original = getattr(owner, name)
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        for fault in faults:
+            raise fault
+        return original(*args, **kwargs)
+
+    async with make_cluster() as cluster:
+        undisturbed = await cluster.generate(**fields)
+        monkeypatch.setattr(owner, name, failing)
+        disturbed = await cluster.generate(**fields)
+        assert disturbed.choices[0].placement.replay_count == 1
+        assert disturbed.choices[0].token_ids == undisturbed.choices[0].token_ids
+        assert disturbed.choices[0].text == undisturbed.choices[0].text
         await cluster.until_idle(within_s=2)
 
 

@@ -1,9 +1,9 @@
 """Legs as pipelines see them: `await prefill(...)`, `async for tokens in decode(...)`."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from corun_pd.core import FinishReason, FirstToken, KvHandoff, SamplingParams, TokenLogprobs
 from corun_pd.errors import CorunError, EngineFailed
@@ -68,18 +68,17 @@ class PrefillSession(Session[legs_pb2.RunPrefillsRequest, legs_pb2.RunPrefillsRe
         Raises the leg's error, or the first sample's that failed. However it ends, no ticket stays behind
         that the caller has not got.
         """
-        leg, message = self._new_leg(prompt, name, sampling, stream=False)
-        message.starts.append(
-            legs_pb2.RunPrefillsRequest.Start(leg=leg, hand_off=hand_off, sibling_seeds=sibling_seeds)
-        )
-        waiting = _PrefillLeg(asyncio.get_running_loop().create_future())
-        with self._listening(leg.leg_id, waiting):
-            try:
-                finish = await waiting.finish
-            except asyncio.CancelledError:
-                if not waiting.finish.cancelled() and waiting.finish.exception() is None:
-                    self._release_all(waiting.finish.result())
-                raise
+        start = self._room_for(prompt).starts.add(hand_off=hand_off, sibling_seeds=sibling_seeds)
+        leg_id = self._fill(start.leg, prompt, name, sampling, stream=False)
+        waiting = self._legs[leg_id] = _PrefillLeg(asyncio.get_running_loop().create_future())
+        try:
+            finish = await waiting.finish
+        except asyncio.CancelledError:
+            if not waiting.finish.cancelled() and waiting.finish.exception() is None:
+                self._release_all(waiting.finish.result())
+            raise
+        finally:
+            self._leave(leg_id)
         try:
             if not finish.HasField("error") and len(finish.siblings) != len(sibling_seeds):
                 counts = f"{len(finish.siblings)} samples beside the first, not {len(sibling_seeds)}"
@@ -140,17 +139,32 @@ class TokenStream:
     the leg's KV cache is known to have been pulled.
     """
 
-    def __init__(self, turnstile: Turnstile | None, pulled: Callable[[], None] | None = None) -> None:
-        """`turnstile` is what the reader passes each time; None for a leg that comes in one piece."""
+    def __init__(
+        self,
+        leave: Callable[[], None],
+        turnstile: Turnstile | None,
+        pulled: Callable[[], None] | None = None,
+    ) -> None:
+        """`leave` is called when nobody reads any more.
+
+        `turnstile` is what the reader passes each time; None for a leg that comes in one piece.
+        """
         self.token_ids: list[int] = []
         self.logprobs: list[sampling_pb2.Logprobs] = []
         self.prompt_logprobs: sampling_pb2.Logprobs | None = None
         self.finish: legs_pb2.LegFinish | None = None
         self.waiter: asyncio.Future[None] | None = None
         self.pulled = pulled
+        self._leave = leave
         self._turnstile = turnstile
         self._error: CorunError | None = None
         self._is_over = False
+
+    def __enter__(self) -> "TokenStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
 
     def fail(self, error: CorunError) -> None:
         """Ends the leg; what has come before is read first."""
@@ -241,7 +255,6 @@ def _dispatch_tokens(
 class DecodeSession(Session[legs_pb2.RunDecodesRequest, legs_pb2.RunDecodesResponse, TokenStream]):
     """The call to a decode instance."""
 
-    @contextmanager
     def decode(
         self,
         prompt: Sequence[int],
@@ -251,17 +264,15 @@ class DecodeSession(Session[legs_pb2.RunDecodesRequest, legs_pb2.RunDecodesRespo
         handoff: KvHandoff,
         stream: bool,
         pulled: Callable[[], None],
-    ) -> Iterator[TokenStream]:
-        """Goes on after `first`; starts on entry. Without `stream` the tokens come together at the end."""
-        leg, message = self._new_leg(prompt, name, sampling, stream)
-        message.starts.append(
-            legs_pb2.RunDecodesRequest.Start(
-                leg=leg, first_token=first_token_to_pb(first), handoff=handoff_to_pb(handoff)
-            )
+    ) -> TokenStream:
+        """Goes on after `first`; it starts now. Without `stream` the tokens come together at the end."""
+        start = self._room_for(prompt).starts.add(
+            first_token=first_token_to_pb(first), handoff=handoff_to_pb(handoff)
         )
-        tokens = TokenStream(self._turnstile if stream else None, pulled)
-        with self._listening(leg.leg_id, tokens):
-            yield tokens
+        leg_id = self._fill(start.leg, prompt, name, sampling, stream)
+        tokens = TokenStream(partial(self._leave, leg_id), self._turnstile if stream else None, pulled)
+        self._legs[leg_id] = tokens
+        return tokens
 
     def _dispatch(self, message: legs_pb2.RunDecodesResponse) -> None:
         for leg_id in message.pulled_leg_ids:
@@ -276,16 +287,15 @@ class GenerationSession(
 ):
     """The call to a colocated or standard instance."""
 
-    @contextmanager
     def generate(
         self, prompt: Sequence[int], sampling: SamplingParams, name: str, stream: bool
-    ) -> Iterator[TokenStream]:
-        """A whole sample; starts on entry. Without `stream` the tokens come together at the end."""
-        leg, message = self._new_leg(prompt, name, sampling, stream)
-        message.starts.append(leg)
-        tokens = TokenStream(self._turnstile if stream else None)
-        with self._listening(leg.leg_id, tokens):
-            yield tokens
+    ) -> TokenStream:
+        """A whole sample; it starts now. Without `stream` the tokens come together at the end."""
+        leg = self._room_for(prompt).starts.add()
+        leg_id = self._fill(leg, prompt, name, sampling, stream)
+        tokens = TokenStream(partial(self._leave, leg_id), self._turnstile if stream else None)
+        self._legs[leg_id] = tokens
+        return tokens
 
     def _dispatch(self, message: legs_pb2.RunGenerationsResponse) -> None:
         _dispatch_tokens(self._legs, message)

@@ -46,7 +46,8 @@ class ManyGenerations:
         self._generate = generate
         self._gather = gather
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._finishes: deque[Finish] = deque()
+        self._outgoing: deque[router_pb2.GenerateManyResponse] = deque()
+        self._outgoing_bytes = 0
         self._news = asyncio.Event()
         self._has_all_starts = False
         self._fault: CorunError | None = None
@@ -68,11 +69,11 @@ class ManyGenerations:
                 await self._news.wait()
                 self._news.clear()
                 await pace.turn()
-                while self._finishes:
-                    await write(self._message())
+                while self._outgoing:
+                    await write(self._outgoing.popleft())
                 if self._fault is not None:
                     raise self._fault
-                if self._has_all_starts and not self._tasks and not self._finishes:
+                if self._has_all_starts and not self._tasks and not self._outgoing:
                     reader.result()
                     return
         finally:
@@ -110,25 +111,34 @@ class ManyGenerations:
                 task.add_done_callback(seat.leave)
 
     async def _run(self, start: Start, seat: Seat | None) -> None:
-        finish = Finish(number=start.number)
         try:
             if start.HasField("timeout_duration"):
-                finish.answer.CopyFrom(await self._within(start, seat))
+                answer = await self._within(start, seat)
             else:
-                finish.answer.CopyFrom(await self._generate(start.generation, seat))
-            size = finish.ByteSize()
+                answer = await self._generate(start.generation, seat)
+            size = answer.ByteSize()
             if size > MAX_MESSAGE_BYTES - _FRAME_BYTES:
-                finish.ClearField("answer")
                 raise InvalidRequest("request", f"its answer of {size} bytes is larger than a message may be")
+            self._finish(start.number, size).answer.CopyFrom(answer)
         except CorunError as error:
-            finish.error.CopyFrom(leg_error_to_pb(error))
+            self._fail(start.number, error)
         except Exception as error:
             logger.exception("a generation failed on a bug of the router's")
-            bug = EngineFailed(f"the router has a bug: {error!r}")
-            finish.error.CopyFrom(leg_error_to_pb(bug))
-        self._tasks.pop(start.number, None)
-        self._finishes.append(finish)
+            self._fail(start.number, EngineFailed(f"the router has a bug: {error!r}"))
+
+    def _fail(self, number: int, error: CorunError) -> None:
+        message = leg_error_to_pb(error)
+        self._finish(number, message.ByteSize()).error.CopyFrom(message)
+
+    def _finish(self, number: int, size: int) -> Finish:
+        """A finish in the newest outgoing message, or in a new one where `size` more bytes find no room."""
+        self._tasks.pop(number, None)
+        if not self._outgoing or self._outgoing_bytes + size > _MESSAGE_BYTES:
+            self._outgoing.append(router_pb2.GenerateManyResponse())
+            self._outgoing_bytes = 0
+        self._outgoing_bytes += size
         self._news.set()
+        return self._outgoing[-1].finishes.add(number=number)
 
     async def _within(self, start: Start, seat: Seat | None) -> router_pb2.GenerateResponse:
         timeout_s = start.timeout_duration.ToNanoseconds() / 1e9
@@ -137,13 +147,3 @@ class ManyGenerations:
                 return await self._generate(start.generation, seat)
         except TimeoutError:
             raise DeadlineExceeded(f"not done within {timeout_s} s") from None
-
-    def _message(self) -> router_pb2.GenerateManyResponse:
-        message = router_pb2.GenerateManyResponse()
-        size = 0
-        while self._finishes:
-            size += self._finishes[0].ByteSize()
-            if message.finishes and size > _MESSAGE_BYTES:
-                break
-            message.finishes.append(self._finishes.popleft())
-        return message

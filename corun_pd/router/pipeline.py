@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -215,23 +215,22 @@ class Pipeline:
                 yield replace(delta, place=Place(prefill.info.instance_id, replays=transcript.replays))
                 return
             assert decode is not None  # a first token that is the only one has ended the sample
-            with ExitStack() as stack:
-                try:
-                    handoff = ticket.show(sample.prompt)
-                    self._edge(Edge.HANDED_OFF, sample, instance=decode.info.instance_id)
-                    leg = decode.decode.decode(
-                        sample.prompt,
-                        sample.sampling.for_decode(),
-                        sample.generation_id,
-                        start.first.first,
-                        handoff,
-                        stream=sample.stream,
-                        pulled=ticket.pulled,
-                    )
-                    stream = stack.enter_context(leg)
-                except CorunError:
-                    yield delta  # the transcript has it, so a replay will not give it again
-                    raise
+            try:
+                handoff = ticket.show(sample.prompt)
+                self._edge(Edge.HANDED_OFF, sample, instance=decode.info.instance_id)
+                stream = decode.decode.decode(
+                    sample.prompt,
+                    sample.sampling.for_decode(),
+                    sample.generation_id,
+                    start.first.first,
+                    handoff,
+                    stream=sample.stream,
+                    pulled=ticket.pulled,
+                )
+            except CorunError:
+                yield delta  # the transcript has it, so a replay will not give it again
+                raise
+            with stream:
                 yield delta  # decode has started: a client that reads slowly does not hold the ticket up
                 async for tokens in stream:
                     ticket.pulled()

@@ -199,11 +199,17 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         task = generation.task
         deltas: list[list[Delta]] = [[] for _ in generation.samples]
         with self._pipeline.open(generation.samples, generation.route, siblings, first) as runs:
-            async with aclosing(merge(runs)) as merged:
-                async for items in merged:
-                    for index, delta in items:
+            if len(runs) == 1:
+                async with aclosing(runs[0]) as run:
+                    async for delta in run:
                         generation.count(delta)
-                        deltas[index].append(delta)
+                        deltas[0].append(delta)
+            else:
+                async with aclosing(merge(runs)) as merged:
+                    async for items in merged:
+                        for index, delta in items:
+                            generation.count(delta)
+                            deltas[index].append(delta)
         return router_pb2.GenerateResponse(
             generation_id=task.generation_id,
             choices=[

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, Protocol, TypeVar, cast
 
 import grpc
@@ -20,7 +20,7 @@ import grpc
 from corun_pd.core import InstanceInfo, SamplingParams
 from corun_pd.errors import CorunError, Unavailable
 from corun_pd.router.turnstile import Turnstile
-from corun_pd.v1 import legs_pb2, sampling_pb2
+from corun_pd.v1 import legs_pb2
 from corun_pd.wire.convert import sampling_to_pb
 from corun_pd.wire.pace import Pace
 from corun_pd.wire.status import error_from_rpc
@@ -136,31 +136,28 @@ class Session(ABC, Generic[Request, Response, Leg]):
         self._more.set()
         return self._outgoing[-1]
 
-    def _new_leg(
-        self, prompt: Sequence[int], name: str, sampling: SamplingParams, stream: bool
-    ) -> tuple[legs_pb2.Leg, Request]:
-        """A new leg and the message to start it in. Raises Unavailable when the call has ended."""
+    def _room_for(self, prompt: Sequence[int]) -> Request:
+        """The message to start a leg of that prompt in. Raises Unavailable when the call has ended."""
         if self._end is not None:
             raise self._lost()
-        self._last_id += 1
-        leg = legs_pb2.Leg(
-            leg_id=self._last_id,
-            generation_id=name,
-            prompt=sampling_pb2.TokenIds(ids=prompt),
-            sampling=sampling_to_pb(sampling),
-            stream=stream,
-        )
-        return leg, self._message(_TOKEN_BYTES * len(prompt))
+        return self._message(_TOKEN_BYTES * len(prompt))
 
-    @contextlib.contextmanager
-    def _listening(self, leg_id: int, leg: Leg) -> Iterator[None]:
-        """Gives the leg what comes for it, and cancels it when it is left before it is over."""
-        self._legs[leg_id] = leg
-        try:
-            yield
-        finally:
-            if self._legs.pop(leg_id, None) is not None:
-                self._message().cancel_leg_ids.append(leg_id)
+    def _fill(
+        self, leg: legs_pb2.Leg, prompt: Sequence[int], name: str, sampling: SamplingParams, stream: bool
+    ) -> int:
+        """Makes the leg, which is in its message already, a new one. Returns its id."""
+        self._last_id += 1
+        leg.leg_id = self._last_id
+        leg.generation_id = name
+        leg.prompt.ids.extend(prompt)
+        leg.sampling.CopyFrom(sampling_to_pb(sampling))
+        leg.stream = stream
+        return self._last_id
+
+    def _leave(self, leg_id: int) -> None:
+        """Nobody listens to the leg any more: cancels it, if it is not over."""
+        if self._legs.pop(leg_id, None) is not None:
+            self._message().cancel_leg_ids.append(leg_id)
 
     @abstractmethod
     def _dispatch(self, message: Response) -> None:

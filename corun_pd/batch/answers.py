@@ -15,6 +15,8 @@ import math
 from dataclasses import replace
 from typing import Final
 
+import orjson
+
 from corun_pd.batch.line import Endpoint, Json
 from corun_pd.batch.source import Work
 from corun_pd.client import Choice, GenerationResult, ScoredPrompt
@@ -26,7 +28,9 @@ __all__ = ["MINUS_INFINITY", "encode", "failure_line", "result_line", "status_of
 #: Stands for a logprob of -inf.
 MINUS_INFINITY: Final = -9999.0
 
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False)
+_ENCODER: Final = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
+)
 
 
 def result_line(work: Work, result: GenerationResult) -> dict[str, Json]:
@@ -87,9 +91,11 @@ def status_of(error: CorunError) -> int:
 
 def encode(line: dict[str, Json]) -> bytes:
     """Strict JSON in UTF-8, with its line end."""
-    text = _ENCODER.encode(line)
-    # A lone surrogate in a custom_id goes out as it came in: Python's escape of one is JSON's.
-    return text.encode("utf-8", "backslashreplace") + b"\n"
+    try:
+        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:
+        # A lone surrogate in a custom_id goes out as it came in: Python's escape of one is JSON's.
+        return _ENCODER.encode(line).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _line(name: str, custom_id: str | None, status: int, body: dict[str, Json]) -> dict[str, Json]:

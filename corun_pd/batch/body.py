@@ -12,7 +12,7 @@ from corun_pd.batch.structured import structured_output
 from corun_pd.client import GenerationRequest, Options, Prompt, build_request
 from corun_pd.errors import InvalidRequest, UnsupportedParameter
 
-__all__ = ["body_to_request", "openai_error"]
+__all__ = ["IGNORED", "body_to_request", "chat_messages", "openai_error", "plain_prompt"]
 
 #: Served, by the client's name of it.
 SERVED: Final[Mapping[str, str]] = {
@@ -139,7 +139,7 @@ def body_to_request(
         options["structured_output"] = constraint
     prompt: Json = None
     if endpoint is Endpoint.COMPLETIONS:
-        prompt = _prompt(given)
+        prompt = plain_prompt(given)
         options["logprobs"] = given.get("logprobs")
         if "echo" in given:
             options["echo"] = given["echo"]
@@ -148,7 +148,7 @@ def body_to_request(
         if given.get("best_of", options.get("n", 1)) != options.get("n", 1):
             raise UnsupportedParameter("best_of", "can be served when it equals n alone")
     else:
-        options["messages"] = _messages(given)
+        options["messages"] = chat_messages(given)
         options["logprobs"] = _chat_logprobs(given)
         options["max_tokens"] = _max_completion_tokens(given)
     try:  # the client checks the types of all it is given
@@ -198,7 +198,7 @@ def _check_names(endpoint: Endpoint, given: Mapping[str, Json]) -> None:
         raise InvalidRequest("return_token_ids", "must be true or false")
 
 
-def _prompt(given: Mapping[str, Json]) -> Json:
+def plain_prompt(given: Mapping[str, Json]) -> Json:
     """Text or token ids; also as the one element of a list, which OpenAI allows."""
     prompt = given.get("prompt")
     if prompt is None:
@@ -212,7 +212,7 @@ def _prompt(given: Mapping[str, Json]) -> Json:
     return prompt
 
 
-def _messages(given: Mapping[str, Json]) -> Json:
+def chat_messages(given: Mapping[str, Json]) -> Json:
     """Messages of role and content, where content may also be a list of one text part."""
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:

@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from corun_pd.batch.body import body_to_request
+import orjson
+
 from corun_pd.batch.inputs import InputFiles, Inputs
 from corun_pd.batch.line import BatchLine, Json, Refusal, parse_line
 from corun_pd.batch.reader import RawLine
-from corun_pd.client import Fleet, GenerationRequest, Options, Route
+from corun_pd.batch.requests import Requests
+from corun_pd.client import Fleet, GenerationRequest, Route
 from corun_pd.core import Role
 from corun_pd.errors import InvalidRequest, SetupError, Unavailable
 
 __all__ = ["BatchSource", "Refusal", "Served", "Work"]
 
-_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False).encode
+_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class BatchSource:
         self.inputs = InputFiles(inputs) if isinstance(inputs, Path) else inputs
         self.served = served
         self.seed = seed
-        self.route = route
+        self._requests = Requests(route)
         self._digests = self.inputs.digests or None
 
     def __iter__(self) -> Iterator[Work | Refusal]:
@@ -123,8 +125,7 @@ class BatchSource:
         self._require_same()
 
     def _work(self, line: BatchLine) -> Work | Refusal:
-        text = _CANONICAL([self.seed, line.custom_id, line.endpoint.value, line.body])
-        key = hashlib.sha256(text.encode()).digest()
+        key = hashlib.sha256(_canonical([self.seed, line.custom_id, line.endpoint.value, line.body])).digest()
         # Below 2^62, so that seed + i is a seed for every sample i.
         seed = int.from_bytes(key[:8], "big") >> 2
         try:
@@ -134,8 +135,7 @@ class BatchSource:
 
     def _request(self, line: BatchLine, seed: int = 0, generation_id: str = "") -> GenerationRequest:
         self._check_model(line.body.get("model"))
-        defaults: Options = {"seed": seed, "route": self.route, "generation_id": generation_id}
-        return body_to_request(line.endpoint, line.body, defaults)
+        return self._requests.make(line.endpoint, line.body, seed, generation_id)
 
     def _check_model(self, model: Json) -> None:
         if model is None:
@@ -154,3 +154,11 @@ class BatchSource:
 
     def _changed(self) -> SetupError:
         return SetupError(f"{self.inputs}: was changed while the job ran")
+
+
+def _canonical(value: Json) -> bytes:
+    """JSON that is the same for the same content, however its line was written."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # lone surrogates and numbers beyond 64 bits; then it is so for every such line
+        return _ENCODER.encode(value).encode()

@@ -11,8 +11,9 @@ from corun_pd.batch import Tally
 
 __all__ = ["Progress"]
 
-#: Between two lines in a log.
+#: Between two lines in a log, and two states of a bar.
 LOG_INTERVAL_S: Final = 10.0
+BAR_INTERVAL_S: Final = 0.1
 
 
 class Progress:
@@ -21,24 +22,32 @@ class Progress:
     def __init__(self, tally: Tally, console: Console) -> None:
         self._tally = tally
         self._console = console
-        self._next_line_s = time.monotonic() + LOG_INTERVAL_S
+        self._is_terminal = console.is_terminal
+        self._next_s = time.monotonic() + self._interval_s
         self._bar = rich.progress.Progress(
             rich.progress.BarColumn(),
             rich.progress.TextColumn("{task.description}"),
             rich.progress.TimeRemainingColumn(),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not self._is_terminal,
         )
         self._task = self._bar.add_task("", total=tally.total)
 
     def update(self) -> None:
         """Called after each answer."""
-        if self._console.is_terminal:
+        now = time.monotonic()
+        if now < self._next_s:
+            return
+        self._next_s = now + self._interval_s
+        if self._is_terminal:
             self._bar.update(self._task, completed=self._tally.answered, description=str(self._tally))
-        elif time.monotonic() >= self._next_line_s:
-            self._next_line_s = time.monotonic() + LOG_INTERVAL_S
+        else:
             self._console.print(str(self._tally), highlight=False)
+
+    @property
+    def _interval_s(self) -> float:
+        return BAR_INTERVAL_S if self._is_terminal else LOG_INTERVAL_S
 
     def __enter__(self) -> Self:
         self._bar.start()

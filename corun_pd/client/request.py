@@ -3,14 +3,14 @@
 import enum
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 from corun_pd.client import checks
 from corun_pd.core import SEED_LIMIT, StructuredOutput, Syntax
 from corun_pd.errors import InvalidRequest
 
-__all__ = ["ChatMessage", "GenerationRequest", "Options", "Prompt", "Route", "build_request"]
+__all__ = ["ChatMessage", "GenerationRequest", "Options", "Prompt", "Route", "build_request", "vary"]
 
 Prompt = str | Sequence[int]
 
@@ -156,6 +156,24 @@ def build_request(prompt: Prompt | None, options: Options) -> GenerationRequest:
         route=_route(options.get("route")),
         tokens_only=checks.flag("tokens_only", options.get("tokens_only")) or False,
         generation_id=checks.text("generation_id", options.get("generation_id") or ""),
+    )
+
+
+def vary(
+    request: GenerationRequest,
+    *,
+    prompt: Prompt | None,
+    messages: Sequence[ChatMessage | Mapping[str, str]] | None,
+    seed: int | None,
+    generation_id: str,
+) -> GenerationRequest:
+    """The request with another prompt, seed and name, which alone are checked; as `build_request` would."""
+    return replace(
+        request,
+        prompt=None if prompt is None else _prompt(prompt),
+        messages=None if messages is None else _messages(messages),
+        seed=checks.integer("sampling.seed", seed, 0, SEED_LIMIT - 1),
+        generation_id=checks.text("generation_id", generation_id),
     )
 
 

@@ -65,11 +65,14 @@ class SharedCallTransport:
             return await self._own.generate(request, timeout_s)
         if self._line is None or self._line.is_over:
             self._line = _Line(self._stub.GenerateMany())
-        try:
-            async with asyncio.timeout(None if timeout_s is None else timeout_s + _GRACE_S):
-                finish = await self._line.ask(request, timeout_s)
-        except TimeoutError:
-            raise DeadlineExceeded(f"the router did not answer within {timeout_s} s") from None
+        if timeout_s is None:
+            finish = await self._line.ask(request, None)
+        else:
+            try:
+                async with asyncio.timeout(timeout_s + _GRACE_S):
+                    finish = await self._line.ask(request, timeout_s)
+            except TimeoutError:
+                raise DeadlineExceeded(f"the router did not answer within {timeout_s} s") from None
         if finish.HasField("error"):
             raise leg_error_from_pb(finish.error)
         return messages.result_from_pb(finish.answer)

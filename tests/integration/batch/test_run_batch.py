@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from corun_pd.errors import InvalidRequest
+from tests.integration.batch.test_on_a_cluster import finished
 from tests.integration.client.fake_router import CONTRACT, serve_router
 from tests.unit.batch.make import make_line, write_lines
 
@@ -139,7 +140,8 @@ async def test_a_signal_drains_and_a_second_one_stops_at_once(tmp_path: Path, nu
             "--concurrency", 4, "--summary", summary,
         )  # fmt: skip
         process = await start(*command)
-        await router.until(lambda: len(router.requests) == 100 and part.read_bytes().count(b"\n") == 30)
+        await router.until(lambda: finished(tmp_path / "out.jsonl.journal") == 99)
+        assert part.read_bytes().count(b"\n") == 30
         process.send_signal(number)
         assert process.stderr is not None
         assert b"stopping" in await process.stderr.readline()

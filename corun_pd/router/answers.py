@@ -63,11 +63,11 @@ def scored_prompt(prompt: Sequence[int], logprobs: Sequence[TokenLogprobs] | Non
 
 def timings_to_pb(arrived: float, admitted: float, first: float, last: float) -> router_pb2.Timings:
     """Durations from moments on the monotonic clock, in seconds."""
-    return router_pb2.Timings(
-        queue_duration=_duration(admitted - arrived),
-        first_token_duration=_duration(first - arrived),
-        total_duration=_duration(last - arrived),
-    )
+    timings = router_pb2.Timings()
+    _set(timings.queue_duration, admitted - arrived)
+    _set(timings.first_token_duration, first - arrived)
+    _set(timings.total_duration, last - arrived)
+    return timings
 
 
 def _placement(delta: Delta) -> router_pb2.Placement | None:
@@ -81,6 +81,6 @@ def _placement(delta: Delta) -> router_pb2.Placement | None:
     )
 
 
-def _duration(seconds: float) -> Duration:
-    whole = int(seconds)
-    return Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
+def _set(duration: Duration, seconds: float) -> None:
+    duration.seconds = whole = int(seconds)
+    duration.nanos = int((seconds - whole) * 1e9)

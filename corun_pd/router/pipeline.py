@@ -146,11 +146,28 @@ class Pipeline:
                 siblings.leave(at)
 
     async def _run(self, sample: Sample, ways: Iterator[Way]) -> AsyncGenerator[Delta, None]:
+        """Goes the first way, and after each fault the next one. Raises the error that ended the last."""
         self._edge(Edge.QUEUED, sample)
+        fault: CorunError | None = None
         try:
-            async with aclosing(self._replayed(sample, ways)) as deltas:
-                async for delta in deltas:
-                    yield delta
+            for way in ways:
+                try:
+                    async with aclosing(way) as deltas:
+                        async for delta in deltas:
+                            if (
+                                delta.token_ids
+                                or delta.prompt_logprobs is not None
+                                or delta.place is not None
+                            ):
+                                yield delta
+                    break
+                except CorunError as error:
+                    if fault is not None and "role" in error.metadata:
+                        raise fault from error  # nobody is left to replay on: what was lost is the news
+                    if not self._may_replay(sample, error):
+                        raise
+                    fault = error
+                await self._pause(sample, fault)
         except (asyncio.CancelledError, GeneratorExit):
             self._edge(Edge.CANCELLED, sample)
             raise
@@ -161,34 +178,20 @@ class Pipeline:
             raise
         self._edge(Edge.FINISHED, sample)
 
-    async def _replayed(self, sample: Sample, ways: Iterator[Way]) -> AsyncGenerator[Delta, None]:
-        """Goes the first way, and after each fault the next one. Raises the error that ended the last."""
-        fault: CorunError | None = None
-        for way in ways:
-            try:
-                async with aclosing(way) as deltas:
-                    async for delta in deltas:
-                        if delta.token_ids or delta.prompt_logprobs is not None or delta.place is not None:
-                            yield delta
-                return
-            except CorunError as error:
-                if fault is not None and "role" in error.metadata:
-                    raise fault from error  # nobody is left to replay on: what the caller lost is the news
-                if not self._may_replay(sample, error):
-                    raise
-                fault = error
-            sample.transcript.start_over()
-            self._edge(Edge.REPLAYED, sample, reason=fault.reason)
-            logger.warning(
-                "generation %s, sample %d: replay %d of at most %d after %s: %s",
-                sample.generation_id,
-                sample.index,
-                sample.transcript.replays,
-                self._max_replays,
-                fault.reason,
-                fault,
-            )
-            await asyncio.sleep(_PAUSE_S)
+    async def _pause(self, sample: Sample, fault: CorunError) -> None:
+        """Before a replay."""
+        sample.transcript.start_over()
+        self._edge(Edge.REPLAYED, sample, reason=fault.reason)
+        logger.warning(
+            "generation %s, sample %d: replay %d of at most %d after %s: %s",
+            sample.generation_id,
+            sample.index,
+            sample.transcript.replays,
+            self._max_replays,
+            fault.reason,
+            fault,
+        )
+        await asyncio.sleep(_PAUSE_S)
 
     def _may_replay(self, sample: Sample, error: CorunError) -> bool:
         transcript = sample.transcript

@@ -100,7 +100,9 @@ class TextModel:
 
     async def _encode(self, text: str, special_tokens: bool) -> list[int]:
         def encode() -> list[int]:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=special_tokens).ids
+            # Unlike `encode`, this does not find out where in the text each token is.
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=special_tokens)
+            ids: list[int] = encoding.ids
             return ids
 
         return encode() if len(text) <= _INLINE_CHARACTERS else await asyncio.to_thread(encode)

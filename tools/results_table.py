@@ -2,9 +2,9 @@
 
     python tools/results_table.py [--check]
 
-Replaces what stands between the markers of README.md (the few tables a reader wants) and docs/benchmarks.md
-(all of them), and draws docs/figures. With --check it changes nothing and fails when a text or a figure is
-not what the data give. A result that is not there is left out.
+Replaces what stands between the markers of README.md (the few tables a reader wants), docs/benchmarks.md (all
+of engines and router) and docs/batch.md (offline jobs), and draws docs/figures. With --check it changes
+nothing and fails when a text or a figure is not what the data give. A result that is not there is left out.
 """
 
 import argparse
@@ -34,6 +34,7 @@ HEADINGS: Final = {
     "ablation": "Ablation",
     "transfer": "KV transfer",
     "router": "Router",
+    "batch": "Offline jobs",
 }
 
 #: The throughput that the README shows; the rest is in docs/benchmarks.md.
@@ -61,6 +62,11 @@ def readme(results: Results) -> str:
     return _join(parts)
 
 
+def batch(results: Results) -> str:
+    """Offline jobs."""
+    return _join([markdown.batch(_of(results, "batch"))])
+
+
 def benchmarks(results: Results) -> str:
     """Every result, with its figure."""
     parts = []
@@ -71,6 +77,9 @@ def benchmarks(results: Results) -> str:
         parts.append(f"### {heading}")
         if experiment == "determinism":
             parts.append(markdown.determinism(list(found.values())))
+            continue
+        if experiment == "batch":
+            parts.append("In [offline jobs](batch.md#what-it-costs).")
             continue
         for name, result in found.items():
             parts.append(_section(result))
@@ -134,7 +143,8 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     folder, figures = root / "bench" / "results", root / "docs" / "figures"
     results = load(folder)
     wrong = []
-    for place, section in ((root / "README.md", readme), (root / "docs" / "benchmarks.md", benchmarks)):
+    places = {"README.md": readme, "docs/benchmarks.md": benchmarks, "docs/batch.md": batch}
+    for place, section in ((root / name, made_by) for name, made_by in places.items()):
         text = place.read_text()
         made = replaced(text, section(results), place)
         if made != text:

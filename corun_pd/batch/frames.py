@@ -18,7 +18,8 @@ __all__ = ["MAGIC", "Frame", "pack", "read_at", "scan", "write_all"]
 
 #: The number counts the format's versions. History:
 #: 1  the first.
-MAGIC: Final = b"corun-pd journal 1\n"
+#: 2  the same frames; answers are compact JSON, and seeds are made of another canonical form of lines.
+MAGIC: Final = b"corun-pd journal 2\n"
 
 _HEAD: Final = struct.Struct("<IIB")
 _CRC_BYTES: Final = 4

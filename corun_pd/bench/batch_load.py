@@ -3,8 +3,8 @@
     python -m corun_pd.bench.batch_load lines --json bench/results/batch-lines-cpu.json
 
 `corun-pd run-batch` and the router share a core; the instances have another. `lines`, `million`, `restart`
-and `order` run on fake engines, whose steps take a fixed time, `engine` on a real engine on the CPU. CPU times
-are those of whole processes, the job's with its start, from /proc and wait4.
+and `order` run on fake engines, whose steps take a fixed time, `engine` on a real engine on the CPU. CPU
+times are those of whole processes, the job's with its start, from /proc and wait4.
 """
 
 import argparse

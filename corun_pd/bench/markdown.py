@@ -12,7 +12,17 @@ from corun_pd.bench.figures import aggregate
 from corun_pd.bench.shapes import SHAPES
 from corun_pd.bench.tables import COLUMNS, KEYS
 
-__all__ = ["determinism", "listing", "operators", "router", "subject", "table", "throughput", "where"]
+__all__ = [
+    "batch",
+    "determinism",
+    "listing",
+    "operators",
+    "router",
+    "subject",
+    "table",
+    "throughput",
+    "where",
+]
 
 Result = Mapping[str, Any]
 
@@ -160,6 +170,20 @@ def router(result: Result) -> str:
     cores = result["settings"]["router_cores"]
     place = f"{where(result)}; fake engines, the router on {cores} core{'' if cores == 1 else 's'}:"
     return f"{place}\n\n{table(titles, lines)}"
+
+
+def batch(results: Sequence[Result]) -> str:
+    """What offline jobs cost and gain, a line for each figure."""
+    lines = []
+    for result in results:
+        for row in result["rows"]:
+            figures = list(row["figures"].items())
+            names = [row["name"], *[""] * (len(figures) - 1)]
+            lines += [[n, what, _figure(v, 1)] for n, (what, v) in zip(names, figures, strict=True)]
+    if not lines:
+        return ""
+    head = f"{_places(results)}; `run-batch` and the router on one core, instances on another:"
+    return f"{head}\n\n{table(['measurement', '', ''], lines, texts=2)}"
 
 
 def _places(results: Sequence[Result]) -> str:

@@ -78,7 +78,7 @@ def write(root: Path, name: str, result: dict[str, Any]) -> Path:
 def root(tmp_path: Path) -> Path:
     """A repository with empty sections and one result."""
     (tmp_path / "docs").mkdir()
-    for name in ("README.md", "docs/benchmarks.md"):
+    for name in ("README.md", "docs/benchmarks.md", "docs/batch.md"):
         (tmp_path / name).write_text(f"before\n{TOOL.BEGIN}\nold\n{TOOL.END}\nafter\n")
     write(tmp_path, "throughput-qwen3-8b-h200", make_result("throughput", [make_row("throughput", "packed")]))
     return tmp_path
@@ -119,6 +119,17 @@ def test_a_figure_alone_that_is_old_or_missing_fails_the_check(root: Path) -> No
     TOOL.main([], root)
     (root / "docs/figures/throughput-qwen3-8b-h200.svg").unlink()
     assert TOOL.main(["--check"], root) == 1
+
+
+def test_offline_jobs_are_shown_in_a_text_of_their_own(root: Path) -> None:
+    """A line for each figure; the other text says where they are."""
+    figures = {"lines/s": 3012.4, "job's peak RSS MB": 101.0}
+    write(root, "batch-lines", make_result("batch", [{"name": "50 lines", "figures": figures}]))
+    TOOL.main([], root)
+    text = (root / "docs/batch.md").read_text()
+    assert "| 50 lines | lines/s | 3,012 |\n|  | job's peak RSS MB | 101.0 |" in text
+    assert "(batch.md#what-it-costs)" in (root / "docs/benchmarks.md").read_text()
+    assert TOOL.main(["--check"], root) == 0
 
 
 def test_a_figure_without_a_result_goes(root: Path) -> None:

@@ -1,12 +1,16 @@
 """Samples of one prompt on real engines: computed once, handed over and decoded many times."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from corun_pd.bench.compare import compare
 from corun_pd.client import AsyncClient, GenerationRequest, GenerationResult, Route, Usage
+from corun_pd.cluster.local import LocalCluster
+from corun_pd.config import ClusterConfig, InstanceConfig, RouterConfig
 from corun_pd.core import Role
+from tests.engine.conftest import engine_config
 from tests.engine.workload import grown, member, send, until_idle
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -82,3 +86,36 @@ async def test_groups_that_end_at_prefill_leave_no_block_behind(client: AsyncCli
     assert grown(before, after, Role.PREFILL, "prefilled_tokens") == 64
     (whole,) = await send(client, [mixed], Route.COLOCATED)
     assert not compare("ends", [whole], [found]).differences
+
+
+async def test_groups_share_packed_steps_and_equal_separate_requests_in_every_bit(
+    model: Path, tmp_path: Path
+) -> None:
+    """Prompts of several groups in one step of T tokens, each drawn from as often as its group is large."""
+    config = ClusterConfig(
+        model=model,
+        engine=engine_config("packed"),
+        router=RouterConfig(port=0),
+        instances=tuple(InstanceConfig(role=role) for role in (Role.PREFILL, Role.DECODE)),
+        log_dir=tmp_path,
+    )
+    async with LocalCluster(config) as cluster, AsyncClient(cluster.router_address, timeout_s=300) as client:
+        alone = [request for group in GROUPS for request in separate(group)]
+        expected = await send(client, alone, Route.DISAGGREGATED, at_once=3)
+        before = await until_idle(client)
+        groups = await send(client, GROUPS, Route.DISAGGREGATED)
+        after = await until_idle(client)
+        assert grown(before, after, Role.PREFILL, "prefilled_tokens") == 32 + 64 + 65 + 200
+        assert grown(before, after, Role.PREFILL, "sampled_tokens") == len(GROUPS) * SIZE
+        # Four prompts of 361 tokens in all: two steps of 256, or three when the first one was early.
+        assert grown(before, after, Role.PREFILL, "steps") < len(GROUPS)
+        found = [sample(group, at) for group in groups for at in range(SIZE)]
+        assert not compare("packed groups", expected, found).differences
+        assert all(len({choice.token_ids for choice in group.choices}) > 1 for group in groups)
+        async with client.shared() as calls:  # as a job sends them: requests of their own, one prompt
+            shared = await send(calls, alone, Route.DISAGGREGATED)
+        last = await until_idle(client)
+        assert not compare("one message", expected, shared).differences
+        assert grown(after, last, Role.PREFILL, "prefilled_tokens") < sum(
+            len(request.prompt or ()) for request in alone
+        )

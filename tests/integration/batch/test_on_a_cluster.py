@@ -192,9 +192,12 @@ async def test_the_output_does_not_tell_the_deployment_nor_how_often_the_job_was
 
 
 def write_job(path: Path, model: str) -> Path:
-    """Ninety lines of every kind."""
-    bodies = [BODIES[i % len(BODIES)] for i in range(90)]
-    lines = [make_line(f"{i}", model=model, prompt=f"prompt {i}", **body) for i, body in enumerate(bodies)]
+    """Ninety lines of every kind: prompts of their own, groups that share one, and chats."""
+    bodies = [BODIES[i % len(BODIES)] for i in range(70)]
+    lines = [
+        make_line(f"{i}", model=model, prompt=f"prompt {i % 40}", **body) for i, body in enumerate(bodies)
+    ]
+    lines += [make_line(f"chat-{i}", model=model, chat=True, temperature=0.7, seed=i) for i in range(20)]
     return write_lines(path, *lines)
 
 

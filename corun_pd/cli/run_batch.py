@@ -59,7 +59,7 @@ RETRY: Final = RetryPolicy(max_attempts=60)
     show_default=True,
     help="A line without a seed gets one that is made of this and of its content.",
 )
-@click.option("--route", type=click.Choice(Route), help="Which instances may run the lines.")
+@click.option("--route", type=click.Choice([*map(str, Route)]), help="Which instances may run the lines.")
 @click.option(
     "--concurrency", type=click.IntRange(1), help="Lines at once.  [default: twice the fleet's slots]"
 )
@@ -83,7 +83,7 @@ def run_batch(
     summary: Path | None,
     router: str,
     seed: int,
-    route: Route | None,
+    route: str | None,
     concurrency: int | None,
     timeout_s: float | None,
     keep_order: bool,
@@ -107,7 +107,8 @@ def run_batch(
     if len(set(paths)) < len(paths):
         raise SetupError(f"{out}: each input, output and errors must be a file of its own")
     order = Order.INPUT if keep_order else Order.LONGEST_FIRST
-    options = JobOptions(seed, route, concurrency, order, timeout_s, accept_new_contract)
+    wanted = None if route is None else Route(route)
+    options = JobOptions(seed, wanted, concurrency, order, timeout_s, accept_new_contract)
     try:
         with files:
             if STDIN in sources:

@@ -185,3 +185,16 @@ def test_a_role_sees_the_gpus_that_it_is_given(tmp_path: Path, monkeypatch: pyte
         result = CliRunner().invoke(cli, ["colocated", "--config", file, *arguments])
         assert result.exit_code == (0 if arguments[1] == "1" else 2), result.output
     assert seen == ["5"]
+
+
+        Cores().convert("0,x", None, None)
+
+
+@pytest.mark.parametrize("route", ["disaggregated", "colocated"])
+def test_a_route_is_named_as_summaries_name_it(route: str, tmp_path: Path) -> None:
+    """Whichever version of click is there: it is the missing router that ends the command."""
+    source = tmp_path / "in.jsonl"
+    source.write_text("")
+    command = ["run-batch", "-i", str(source), "-o", str(source), "--route", route]
+    result = CliRunner().invoke(cli, command)
+    assert "must be a file of its own" in result.output

@@ -187,9 +187,6 @@ def test_a_role_sees_the_gpus_that_it_is_given(tmp_path: Path, monkeypatch: pyte
     assert seen == ["5"]
 
 
-        Cores().convert("0,x", None, None)
-
-
 @pytest.mark.parametrize("route", ["disaggregated", "colocated"])
 def test_a_route_is_named_as_summaries_name_it(route: str, tmp_path: Path) -> None:
     """Whichever version of click is there: it is the missing router that ends the command."""

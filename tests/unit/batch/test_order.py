@@ -94,3 +94,45 @@ def test_refusals_do_not_wait(tmp_path: Path) -> None:
     """A bad line costs nothing, so its answer comes at once."""
     items = make_items(tmp_path, {"max_tokens": 5}, {"max_tokens": -1}, {"max_tokens": 9})
     assert take_all(LookAhead(items, Order.LONGEST_FIRST, 1)) == ["1", "2", "0"]
+
+
+def take_together(ahead: LookAhead) -> list[list[str]]:
+    """The custom ids that are taken together."""
+    taken = []
+    while items := ahead.take():
+        taken.append([str(i.custom_id if isinstance(i, Refusal) else i.line.custom_id) for i in items])
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("which", "most", "expected"),
+    [
+        (Order.LONGEST_FIRST, 8, [["1", "3", "6"], ["5"], ["0", "2", "4", "7"]]),
+        (Order.LONGEST_FIRST, 2, [["1", "3"], ["6"], ["5"], ["0", "2"], ["4", "7"]]),
+        (Order.LONGEST_FIRST, 1, [["1"], ["3"], ["6"], ["5"], ["0"], ["2"], ["4"], ["7"]]),
+        (Order.INPUT, 8, [["0"], ["1"], ["2"], ["3"], ["4"], ["5"], ["6"], ["7"]]),
+    ],
+)
+def test_lines_of_one_prompt_are_taken_together(
+    tmp_path: Path, which: Order, most: int, expected: list[list[str]]
+) -> None:
+    """As many as may be, wherever they stand among those that are held; of another limit they are others."""
+    of_a: dict[str, Any] = {"prompt": "a", "max_tokens": 10}
+    of_b: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 500}
+    items = make_items(tmp_path, of_a, of_b, of_a, of_b, of_a, of_a | {"max_tokens": 11}, of_b, of_a)
+    assert take_together(LookAhead(items, which, 1, most)) == expected
+
+
+@pytest.mark.parametrize("which", list(Order))
+def test_lines_of_one_prompt_that_follow_each_other_are_not_parted(
+    tmp_path: Path, which: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the look-ahead ends among them, and with a bad line between."""
+    monkeypatch.setattr(order, "LOOK_AHEAD_LINES", 3)
+    bodies: list[dict[str, Any]] = [{"prompt": f"{n}"} for n in range(4) for _ in range(4)]
+    bodies.insert(6, {"prompt": ""})
+    taken = take_together(LookAhead(make_items(tmp_path, *bodies), which, 1, 4))
+    sizes = [len(items) for items in taken]
+    assert sorted((name for names in taken for name in names), key=int) == [str(n) for n in range(17)]
+    assert sizes.count(4) >= 3
+    assert max(sizes) == 4

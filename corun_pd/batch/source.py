@@ -84,7 +84,8 @@ class BatchSource:
         for item in self._lines():
             try:
                 if isinstance(item, BatchLine):
-                    self._request(item)
+                    self._check_model(item.body.get("model"))
+                    self._requests.check(item.endpoint, item.body)
                     yield None
                 else:
                     yield item
@@ -133,7 +134,7 @@ class BatchSource:
         except InvalidRequest as error:
             return self._refusal(line, error)
 
-    def _request(self, line: BatchLine, seed: int = 0, generation_id: str = "") -> GenerationRequest:
+    def _request(self, line: BatchLine, seed: int, generation_id: str) -> GenerationRequest:
         self._check_model(line.body.get("model"))
         return self._requests.make(line.endpoint, line.body, seed, generation_id)
 

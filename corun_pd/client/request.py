@@ -3,14 +3,23 @@
 import enum
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 from corun_pd.client import checks
 from corun_pd.core import SEED_LIMIT, StructuredOutput, Syntax
 from corun_pd.errors import InvalidRequest
 
-__all__ = ["ChatMessage", "GenerationRequest", "Options", "Prompt", "Route", "build_request", "vary"]
+__all__ = [
+    "ChatMessage",
+    "GenerationRequest",
+    "Options",
+    "Own",
+    "Prompt",
+    "Route",
+    "build_request",
+    "check_own",
+]
 
 Prompt = str | Sequence[int]
 
@@ -159,22 +168,28 @@ def build_request(prompt: Prompt | None, options: Options) -> GenerationRequest:
     )
 
 
-def vary(
-    request: GenerationRequest,
-    *,
+class Own(TypedDict):
+    """What requests that are alike otherwise have of their own."""
+
+    prompt: str | tuple[int, ...] | None
+    messages: tuple[ChatMessage, ...] | None
+    seed: int | None
+    generation_id: str
+
+
+def check_own(
     prompt: Prompt | None,
     messages: Sequence[ChatMessage | Mapping[str, str]] | None,
     seed: int | None,
     generation_id: str,
-) -> GenerationRequest:
-    """The request with another prompt, seed and name, which alone are checked; as `build_request` would."""
-    return replace(
-        request,
-        prompt=None if prompt is None else _prompt(prompt),
-        messages=None if messages is None else _messages(messages),
-        seed=checks.integer("sampling.seed", seed, 0, SEED_LIMIT - 1),
-        generation_id=checks.text("generation_id", generation_id),
-    )
+) -> Own:
+    """These fields as `build_request` would have them; it raises what that would raise."""
+    return {
+        "prompt": None if prompt is None else _prompt(prompt),
+        "messages": None if messages is None else _messages(messages),
+        "seed": checks.integer("sampling.seed", seed, 0, SEED_LIMIT - 1),
+        "generation_id": checks.text("generation_id", generation_id),
+    }
 
 
 def _count(name: str, value: object) -> int | None:

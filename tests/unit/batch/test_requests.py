@@ -48,7 +48,9 @@ def test_a_memory_changes_no_request_and_no_error(endpoint: Endpoint, field: str
     good = 0
     for rest, value, seed in product(REST, own, SEEDS):
         body = {"model": "m", **rest, field: value, "seed": seed}
+        checked = outcome(made.check, endpoint, body)
         found = outcome(made.make, endpoint, body, 11, "name")
+        assert checked == (found if isinstance(found, str) else None)
         defaults = {"seed": 11, "route": Route.COLOCATED, "generation_id": "name"}
         assert found == outcome(body_to_request, endpoint, body, defaults), body
         good += not isinstance(found, str)

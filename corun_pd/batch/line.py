@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NoReturn
 
+import orjson
+
 from corun_pd.batch.reader import MAX_LINE_BYTES, RawLine
 from corun_pd.errors import InvalidRequest
 
@@ -18,6 +20,8 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 MAX_DEPTH: Final = 128
 
 _KEYS: Final = ("custom_id", "method", "url", "body")
+#: One that orjson may take for a float.
+_LONG_NUMBER: Final = re.compile(rb"\d{19}")
 _LEADING_ID: Final = re.compile(rb'\{\s*"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
@@ -78,7 +82,9 @@ def parse_line(raw: RawLine, place: Callable[[int], str]) -> BatchLine | Refusal
 def _strict_json(data: bytes) -> Json:
     """JSON as the standard has it: UTF-8, no NaN, no key twice in one object."""
     try:
-        value: Json = _DECODER.decode(data.decode())
+        value = _plain_json(data)
+        if value is None:
+            value = _DECODER.decode(data.decode())
     except UnicodeDecodeError as error:
         raise InvalidRequest("line", f"is not UTF-8: {error.reason} at byte {error.start}") from None
     except json.JSONDecodeError as error:
@@ -90,6 +96,33 @@ def _strict_json(data: bytes) -> Json:
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
         raise _too_deep()
     return value
+
+
+def _plain_json(data: bytes) -> Json:
+    """The same, in a fraction of the time, for most lines; None for one that the strict way is to judge.
+
+    orjson takes the last of equal keys. Without escaped letters a line has a colon for each key that it
+    spells and those of its texts, so it has as many as there are keys in the value unless one came twice.
+    """
+    if b"\\u" in data or _LONG_NUMBER.search(data):
+        return None
+    try:
+        value: Json = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    colons = 0
+    left = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            colons += item.count(":")
+        elif isinstance(item, dict):
+            colons += len(item)
+            left += item
+            left += item.values()
+        elif isinstance(item, list):
+            left += [child for child in item if not isinstance(child, int)]
+    return value if colons == data.count(b":") else None
 
 
 def _is_deeper(value: Json, limit: int) -> bool:

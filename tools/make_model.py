@@ -1,6 +1,6 @@
 """Makes a small model folder with random weights: no hub is asked.
 
-    python tools/make_model.py OUT [--family qwen3|qwen3-moe|deepseek|sliding-window]
+    python tools/make_model.py OUT [--family qwen3|qwen3-moe|deepseek|sliding-window] [--layers COUNT]
 
 `qwen3` is as wide as a model must be for its kernels to differ between one row and several: with a
 hidden size of 1024 and less, this kind of CPU gives every shape the same bits, and a determinism test
@@ -58,8 +58,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def make_config(family: str, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-    """The configuration of a family, in its smallest shape that shows what it is for."""
+def make_config(family: str, tokenizer: PreTrainedTokenizerFast, layers: int) -> PretrainedConfig:
+    """The configuration of a family, in its smallest shape that shows what it is for; `layers` of qwen3's."""
     common: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "eos_token_id": tokenizer.eos_token_id,
@@ -77,7 +77,8 @@ def make_config(family: str, tokenizer: PreTrainedTokenizerFast) -> PretrainedCo
     }
     if family == "qwen3":
         wide = {"hidden_size": 1536, "intermediate_size": 3072, "num_attention_heads": 16}
-        return Qwen3Config(**(small | wide | {"num_key_value_heads": 4, "head_dim": 64}))
+        heads = {"num_key_value_heads": 4, "head_dim": 64}
+        return Qwen3Config(**(small | wide | heads | {"num_hidden_layers": layers}))
     if family == "qwen3-moe":
         experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
         return Qwen3MoeConfig(**(small | experts | {"head_dim": 64, "decoder_sparse_step": 1}))
@@ -106,10 +107,10 @@ def make_config(family: str, tokenizer: PreTrainedTokenizerFast) -> PretrainedCo
     return Gemma3TextConfig(**(small | window | {"layer_types": kinds, "tie_word_embeddings": True}))
 
 
-def make_model(out: Path, family: str) -> None:
+def make_model(out: Path, family: str, layers: int = 2) -> None:
     """Writes the folder, whole or not at all."""
     tokenizer = make_tokenizer()
-    config = make_config(family, tokenizer)
+    config = make_config(family, tokenizer, layers)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
@@ -128,10 +129,11 @@ if __name__ == "__main__":
     parser.add_argument(
         "--family", default="qwen3", choices=["qwen3", "qwen3-moe", "deepseek", "sliding-window"]
     )
+    parser.add_argument("--layers", type=int, default=2, help="Of qwen3; the others have their own.")
     arguments = parser.parse_args()
     if arguments.out.exists():
         print(f"{arguments.out} exists")
     else:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        make_model(arguments.out, arguments.family)
+        make_model(arguments.out, arguments.family, arguments.layers)
         print(f"{arguments.out}: {arguments.family}")

@@ -16,10 +16,11 @@ from corun_pd.errors import ConfigError
 from corun_pd.planner.curve import Curve
 from corun_pd.planner.prefill_cost import IsolatedCost, PackedCost
 
-__all__ = ["DecodePoint", "Profile", "StepCost", "TransferCost", "load_profile"]
+__all__ = ["Beside", "DecodePoint", "Profile", "StepCost", "TransferCost", "load_profile"]
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Slowness = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -45,12 +46,21 @@ class TransferCost(Model):
     bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+class Beside(Model):
+    """How many times as long as alone a step takes while another instance on its device computes."""
+
+    prefill: Slowness = 1.0
+    decode: Slowness = 1.0
+
+
 class Profile(Model):
     """What one instance costs. Raises pydantic's ValidationError for what cannot be a measurement.
 
-    `fingerprint` is of the `contract` that was measured. `residuals` are the largest relative errors of the
-    model on its own measurements, by what was measured; `samples` are these, as `planner.fit` takes them.
-    Decode points rise in slots, and a wider step is never faster.
+    `fingerprint` is of the `contract` that was measured. Steps are those of an instance that has its device
+    to itself, or whose neighbours there are idle; `company` says in words what ran beside it. `beside` is for
+    layouts that put several instances on a device, None where that was not measured. `residuals` are the
+    largest relative errors of the model on its own measurements, by what was measured; `samples` are these,
+    as `planner.fit` takes them. Decode points rise in slots, and a wider step is never faster.
     """
 
     format_version: Literal[1] = 1
@@ -63,6 +73,8 @@ class Profile(Model):
     kv_bytes_per_token: PositiveInt
     transfer: TransferCost
     start_up_s: Seconds
+    company: str = ""
+    beside: Beside | None = None
     residuals: dict[str, Seconds] = Field(default_factory=dict)
     samples: dict[str, tuple[tuple[float, ...], ...]] = Field(default_factory=dict)
 

@@ -10,16 +10,30 @@ __all__ = ["Job"]
 class Job:
     """`output` is how many tokens it gives, `demand.max_tokens` how many it may give and reserves room for.
 
-    `candidate` is what the engine's policy sees of it on the instance that computes its prompt, and `blocks`
-    what it holds there once it has started. Times are in seconds of the simulation.
+    `siblings` are further samples of its prompt, which is computed once for all that are placed with it.
+    `replays` is how often it has run again. `candidate` is what the engine's policy sees of it on the
+    instance that computes its prompt, and `blocks` what it holds there once it has started. Times are in
+    seconds of the simulation.
     """
 
-    __slots__ = ("blocks", "candidate", "demand", "first_s", "index", "output", "queued_s")
+    __slots__ = (
+        "blocks",
+        "candidate",
+        "demand",
+        "first_s",
+        "index",
+        "output",
+        "queued_s",
+        "replays",
+        "siblings",
+    )
 
     def __init__(self, index: int, queued_s: float, prompt: int, output: int, max_tokens: int) -> None:
         self.index = index
         self.queued_s = queued_s
-        self.first_s = 0.0
+        self.first_s: float | None = None
+        self.siblings: list[Job] = []
+        self.replays = 0
         self.output = output
         self.demand = Demand(prompt, max(output, max_tokens))
         self.blocks = 0
@@ -31,6 +45,9 @@ class Job:
         return self.demand.prompt_tokens
 
     def become_candidate(self, info: InstanceInfo, output: int) -> None:
-        """Waits at an engine, which takes it in when its prompt and `output` tokens fit."""
-        self.blocks = info.blocks_for(self.prompt + output)
+        """Waits at an engine, which takes it in when its prompt and `output` tokens fit.
+
+        The last token is never computed, so it takes no room.
+        """
+        self.blocks = info.blocks_for(self.prompt + output - 1)
         self.candidate = Candidate(str(self.index), self.prompt, 0, self.blocks)

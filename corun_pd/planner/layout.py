@@ -14,6 +14,7 @@ class Layout:
     """`prefill` and `decode` instances, or `colocated` ones alone. Raises ConfigError for another mix.
 
     `slots` is N and `blocks` the KV pool, of each instance. `lookahead` is the router's decode_lookahead.
+    `per_device` instances, in the order of prefill, decode, colocated, share a device and slow each other.
     """
 
     slots: int
@@ -23,6 +24,7 @@ class Layout:
     decode: int = 0
     colocated: int = 0
     lookahead: int | None = None
+    per_device: int = 1
 
     def __post_init__(self) -> None:
         counts = (self.prefill, self.decode, self.colocated)
@@ -30,8 +32,8 @@ class Layout:
         is_whole = self.prefill == 0 and self.decode == 0 and self.colocated > 0
         if min(counts) < 0 or not (is_apart or is_whole):
             raise ConfigError(f"layout: {self.words}; it takes prefill and decode instances, or colocated")
-        if min(self.slots, self.blocks, self.block_tokens) < 1 or (self.lookahead or 0) < 0:
-            raise ConfigError(f"layout: slots, blocks and lookahead must be positive: {self}")
+        if min(self.slots, self.blocks, self.block_tokens, self.per_device) < 1 or (self.lookahead or 0) < 0:
+            raise ConfigError(f"layout: slots, blocks, lookahead, per_device must be positive: {self}")
 
     @property
     def words(self) -> str:

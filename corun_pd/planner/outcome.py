@@ -55,7 +55,8 @@ class Outcome:
 
     `refused` requests can never fit an instance, and count nowhere else. TTFT is from a request's coming
     to its first token, TPOT the mean of the gaps after it, of requests with two tokens or more. On
-    colocated instances `prefill` and `decode` are their two kinds of steps.
+    colocated instances `prefill` and `decode` are their two kinds of steps. `failures` of instances cost
+    `replays` of samples from their prompts.
     """
 
     requests: int
@@ -68,6 +69,8 @@ class Outcome:
     tpot: Percentiles
     prefill: PoolUse
     decode: PoolUse
+    failures: int = 0
+    replays: int = 0
 
     @property
     def output_tokens_per_s(self) -> float:

@@ -20,6 +20,7 @@ class Record:
         self.tpot_s = array("d")
         self.finished = 0
         self.refused = 0
+        self.replays = 0
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.first_s: float | None = None
@@ -32,13 +33,16 @@ class Record:
             self._finish(job, at_s)
         elif edge is Edge.FAILED:
             self.refused += 1
+        elif edge is Edge.REPLAYED:
+            self.replays += 1
         if self._observer is not None:
             self._observer(edge, job.index, at_s)
 
     def first_token(self, job: Job, at_s: float) -> None:
-        """The client has the first token."""
-        job.first_s = at_s
-        self.ttft_s.append(at_s - job.queued_s)
+        """The first token is there; the client has it already where that is a replay's."""
+        if job.first_s is None:
+            job.first_s = at_s
+            self.ttft_s.append(at_s - job.queued_s)
 
     def _finish(self, job: Job, at_s: float) -> None:
         self.finished += 1
@@ -47,5 +51,5 @@ class Record:
         self.last_s = at_s
         if self.first_s is None or job.queued_s < self.first_s:
             self.first_s = job.queued_s
-        if job.output > 1:
+        if job.output > 1 and job.first_s is not None:
             self.tpot_s.append((at_s - job.first_s) / (job.output - 1))

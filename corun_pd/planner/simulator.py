@@ -5,11 +5,13 @@ cluster, over the times of a cost profile. Left out: the router's and the client
 for KV transfers, faults, and prefix reuse, which the engines do not do.
 """
 
+import math
 from collections.abc import Iterable
 
 from corun_pd.planner.apart import Apart
 from corun_pd.planner.cost import Profile
 from corun_pd.planner.events import run_events
+from corun_pd.planner.failures import Failures
 from corun_pd.planner.layout import Layout
 from corun_pd.planner.load import Load
 from corun_pd.planner.outcome import Outcome, Percentiles, PoolUse
@@ -18,7 +20,11 @@ from corun_pd.planner.source import Source
 from corun_pd.planner.traces import TraceRequest
 from corun_pd.planner.whole import Whole
 
-__all__ = ["simulate"]
+__all__ = ["Overtime", "simulate"]
+
+
+class Overtime(Exception):
+    """The simulation was ended before its last token."""
 
 
 def simulate(
@@ -28,20 +34,26 @@ def simulate(
     load: Load,
     *,
     max_tokens: int = 0,
+    failures: Failures | None = None,
+    until_s: float = math.inf,
     observer: Observer | None = None,
 ) -> Outcome:
     """Runs all `requests` to their ends.
 
     `max_tokens` is what clients ask for, which is what room is reserved for; an answer that is longer in
-    the trace asks for itself. `observer` is told of every edge of every request's life. Raises ConfigError
-    when the profile does not cover the layout's slots, SetupError when an online load meets a trace
-    without times.
+    the trace asks for itself. Instances fail as `failures` says, None: never. `observer` is told of every
+    edge of every request's life.
+
+    Raises ConfigError when the profile does not cover the layout's slots or its shared devices, SetupError
+    when an online load meets a trace without times, Overtime when the last token is not there at `until_s`.
     """
     record = Record(observer)
     source = Source(requests, load, max_tokens, record, layout)
     cluster = (Whole if layout.colocated else Apart)(source, record, layout, profile)
-    run_events(cluster.first_events())
-    if cluster.in_system or source.queue:
+    run_events(cluster.first_events(failures), until_s)
+    if not cluster.is_over and until_s < math.inf:
+        raise Overtime(until_s)
+    if not cluster.is_over:
         raise RuntimeError(f"the simulation stopped with {cluster.in_system} requests under way")
     prompts, rows = cluster.prompts, cluster.rows
     end_s = record.last_s
@@ -72,6 +84,8 @@ def simulate(
             bin_s=cluster.decode_filled.bin_s,
             use_over_time=cluster.decode_filled.ratios(len(rows) * layout.slots, end_s),
         ),
+        failures=cluster.failures,
+        replays=record.replays,
     )
 
 

@@ -15,10 +15,11 @@ __all__ = ["Source"]
 
 
 class Source:
-    """`queue` holds those that came and wait.
+    """`queue` holds the samples that came and wait; the first of a prompt's stands for all of them.
 
     `max_tokens` is what clients ask for; a longer answer asks for itself. What `layout` can never
-    hold is refused when it comes.
+    hold is refused when it comes. A colocated engine computes a prompt for every sample, so there each
+    stands in line for itself.
     """
 
     def __init__(
@@ -36,6 +37,8 @@ class Source:
         self._record = record
         self._layout = layout
         self._drawn = 0
+        self._waiting = 0
+        self._behind: deque[Job] = deque()
         self._next = next(self._requests, None)
 
     def next_arrival_s(self) -> float | None:
@@ -56,22 +59,63 @@ class Source:
         if isinstance(self._load, Offline):
             while not self.queue and self._next is not None:
                 self._draw(0.0)
+            if not self.queue and self._behind:
+                self.queue.append(self._behind.popleft())
         elif isinstance(self._load, ClosedLoop):
-            while self._next is not None and in_system + len(self.queue) < self._load.in_flight:
+            while self._next is not None and in_system + self._waiting < self._load.in_flight:
                 self._draw(now_s)
 
+    def requeue(self, job: Job) -> None:
+        """The last in the queue. Offline, that is behind the whole trace, which is there from the start."""
+        self._waiting += 1 + len(job.siblings)
+        (self._behind if isinstance(self._load, Offline) else self.queue).append(job)
+
+    def take(self) -> Job:
+        """The head of the queue leaves it, and with it its siblings."""
+        job = self.queue.popleft()
+        self._waiting -= 1 + len(job.siblings)
+        return job
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether none waits and none will come by itself."""
+        return self._next is None and not self._waiting
+
     def _draw(self, queued_s: float) -> None:
-        assert self._next is not None
-        _, prompt, output, _ = self._next
+        """The next request, all of its samples."""
+        first = self._next
+        assert first is not None
+        if first.group is None:
+            self._next = next(self._requests, None)
+            self._enqueue([self._job(first, queued_s, self._max_tokens)])
+            return
+        samples = [first]
+        while (following := next(self._requests, None)) is not None and following.group == first.group:
+            samples.append(following)
+        self._next = following
+        most = max(self._max_tokens, *(sample.output_tokens for sample in samples))  # they ask for one limit
+        self._enqueue([self._job(sample, queued_s, most) for sample in samples])
+
+    def _job(self, request: TraceRequest, queued_s: float, max_tokens: int) -> Job:
+        prompt, output = request.prompt_tokens, request.output_tokens
         if prompt < 1 or output < 1:
             raise ConfigError(
                 f"trace: request {self._drawn} has {prompt} prompt and {output} output tokens; each takes one"
             )
-        job = Job(self._drawn, queued_s, prompt, output, self._max_tokens)
+        job = Job(self._drawn, queued_s, prompt, output, max_tokens)
         self._drawn += 1
-        self._next = next(self._requests, None)
         self._record.edge(Edge.QUEUED, job, queued_s)
-        if self._layout.ever_holds(job.demand):
-            self.queue.append(job)
+        return job
+
+    def _enqueue(self, samples: list[Job]) -> None:
+        first = samples[0]
+        if not self._layout.ever_holds(first.demand):
+            for job in samples:
+                self._record.edge(Edge.FAILED, job, job.queued_s)
+            return
+        self._waiting += len(samples)
+        if self._layout.colocated:
+            self.queue += samples
         else:
-            self._record.edge(Edge.FAILED, job, queued_s)
+            first.siblings = samples[1:]
+            self.queue.append(first)

@@ -1,11 +1,15 @@
 """A cluster of colocated instances."""
 
+from collections.abc import Sequence
+from typing import cast
+
 from corun_pd.core import Role
 from corun_pd.planner.cluster import Cluster
 from corun_pd.planner.cost import Profile
 from corun_pd.planner.events import Event
 from corun_pd.planner.instances.base import Events
 from corun_pd.planner.instances.colocated import ColocatedInstance
+from corun_pd.planner.instances.steps import Instance
 from corun_pd.planner.job import Job
 from corun_pd.planner.layout import Layout
 from corun_pd.planner.record import Record
@@ -42,11 +46,26 @@ class Whole(Cluster):
         place.blocks -= place.info.blocks_for(job.demand.total_tokens)
         return self._end(job, now_s)
 
+    def _instances(self) -> Sequence[Instance]:
+        return list(self._colocated)
+
+    def _pool_of(self, instance: Instance) -> list[Instance]:
+        return cast(list[Instance], self._colocated)
+
     def _submit(self, job: Job, now_s: float) -> list[Event] | None:
         place = pick_decode(self._colocated, job.demand, self._layout.lookahead)
         if place is None:
             return None
+        self._source.take()
+        self._started(job, now_s)
         place.legs += 1
         place.blocks += place.info.blocks_for(job.demand.total_tokens)
         self._places[job] = place
         return place.submit(job, now_s)
+
+    def _lose(self, instance: Instance, now_s: float) -> list[Event]:
+        self._pool_of(instance).remove(instance)
+        lost = [job for job, place in self._places.items() if place is instance]
+        for job in lost:
+            del self._places[job]
+        return [*instance.fail(now_s), *(self._replay(job, now_s) for job in lost)]

@@ -34,7 +34,8 @@ class Work:
         cost = profile.prefill
         alone = array("d")
         prefill_s, row_steps, kv_reads, most_output = 0.0, 0, 0, 0
-        for _, prompt, output, _ in requests:
+        for request in requests:
+            prompt, output = request.prompt_tokens, request.output_tokens
             alone.append(cost.alone_s(prompt))
             prefill_s += cost.work_s(prompt)
             steps = output - 1

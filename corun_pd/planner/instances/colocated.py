@@ -1,68 +1,85 @@
 """A colocated instance: prompts by the engine's policy, and decode steps in between."""
 
 from dataclasses import dataclass
-from functools import partial
 
 from corun_pd.engine.policy import PATIENCE
 from corun_pd.planner.events import Event
-from corun_pd.planner.instances.base import Events, Host
-from corun_pd.planner.instances.prompts import Prompts
-from corun_pd.planner.instances.rows import Rows
+from corun_pd.planner.instances.base import Events
+from corun_pd.planner.instances.steps import PromptInstance, RowInstance
 from corun_pd.planner.job import Job
-from corun_pd.router.policy import Ledger
 
 __all__ = ["ColocatedInstance"]
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class ColocatedInstance(Ledger):
+@dataclass(eq=False, kw_only=True)
+class ColocatedInstance(PromptInstance, RowInstance):
     """A ledger to the router's policy, and the instance itself.
 
     Between two decode steps the policy is asked again only when its answer can have changed: a row ended, a
     prompt came, or its patience is over. `put_off` is for how many decode steps prompts have waited.
-    `wake` is the step after which that is, and its time; an event of another plan is stale.
+    `is_looking`: what its steps gave is being told, and its next step comes after. `is_starting`: it was
+    idle, and starts when all that comes at this moment has come.
     """
 
-    host: Host
-    prompts: Prompts
-    rows: Rows
-    is_busy: bool = False
+    is_looking: bool = False
+    is_starting: bool = False
     put_off: int = 0
-    wake: tuple[int, float] | None = None
+
+    @property
+    def computes(self) -> bool:
+        """Whether a step of either kind is under way."""
+        return self.step is not None or bool(self.rows)
 
     def submit(self, job: Job, now_s: float) -> list[Event]:
-        """The prompt is in the queue."""
+        """The prompt is in the queue. Jobs that come at one moment come before the step that it starts."""
         job.become_candidate(self.info, output=job.demand.max_tokens)
         is_first = not self.prompts
         self.prompts.add(job)
-        if self.is_busy:
+        if self.step is not None or self.is_looking or self.is_starting:
             return []
         if not self.rows:
-            self.is_busy = True
-            return [(now_s, self._step)]
-        steps = self.rows.steps_until(now_s)
+            self.is_starting = True
+            return [(now_s, self._start)]
+        steps = self.rows.steps_until(self.pace.own_s(now_s))
         if is_first:
             self.put_off = -steps  # nothing waits before the step that is under way ends
         return self._plan(steps)
+
+    def fail(self, now_s: float) -> list[Event]:
+        """See `Instance.fail`."""
+        self.prompts.clear()
+        self.rows.clear()
+        self.step = self.wake = None
+        self.put_off = 0
+        return RowInstance.fail(self, now_s)
+
+    def repace(self, now_s: float) -> list[Event]:
+        """See `Instance.repace`."""
+        return PromptInstance.repace(self, now_s) if self.step else RowInstance.repace(self, now_s)
+
+    def _start(self, now_s: float) -> list[Event]:
+        self.is_starting = False
+        return self._step(now_s)
 
     def _step(self, now_s: float) -> list[Event]:
         """What the engine does next: a prefill step, decode steps, or nothing."""
         rows = self.rows
         patience = PATIENCE - self.put_off if rows else 0
-        step = self.prompts.step(now_s, len(rows), patience)
+        step = self.prompts.step(len(rows), patience)
         if step is not None:
-            self.is_busy, self.put_off = True, 0
-            end_s, done = step
-            return [(end_s, partial(self._prefilled, done))]
-        self.is_busy = False
+            self.put_off = 0
+            return self._begin(*step, now_s) + self._changed(now_s)
         if not rows:
-            return []
-        rows.now_s = now_s
+            return self._changed(now_s)
+        self._adapt(now_s, decodes=True)
+        rows.resume(self.pace.own_s(now_s), now_s)
         steps = rows.steps_to_end
-        return self._plan(min(steps, patience) if self.prompts and patience > 0 else steps)
+        events = self._plan(min(steps, patience) if self.prompts and patience > 0 else steps)
+        return events + self._changed(now_s)
 
     def _prefilled(self, done: list[Job], now_s: float) -> Events:
         events: list[Event] = []
+        self.is_looking = True
         for job in done:
             events += self.host.prompt_computed(job, now_s)
             if job.output > 1:
@@ -70,27 +87,16 @@ class ColocatedInstance(Ledger):
                 self.rows.join(job)
             else:
                 events += self._finished(job, now_s)
+        self.is_looking = False
         return events + self._step(now_s)
 
-    def _plan(self, steps: int) -> list[Event]:
-        """Stops after `steps` more decode steps, unless that is planned for an earlier one."""
-        step = self.rows.steps + steps
-        if self.wake is not None and self.wake[0] <= step:
-            return []
-        at_s = self.rows.now_s + self.rows.duration_s(steps)
-        self.wake = (step, at_s)
-        return [(at_s, partial(self._wake, step))]
-
-    def _wake(self, step: int, now_s: float) -> Events:
-        if (step, now_s) != self.wake:
-            return []
-        self.wake, self.is_busy = None, True
-        steps = step - self.rows.steps
+    def _look(self, steps: int, now_s: float) -> Events:
         self.put_off = self.put_off + steps if self.prompts else 0
-        self.rows.advance(steps, now_s)
         events: list[Event] = []
+        self.is_looking = True
         for job in self.rows.pop_ended():
             events += self._finished(job, now_s)
+        self.is_looking = False
         return events + self._step(now_s)
 
     def _finished(self, job: Job, now_s: float) -> Events:

@@ -1,24 +1,20 @@
 """A prefill instance: the engine's policy step after step, and blocks that stay until they are pulled."""
 
 from dataclasses import dataclass
-from functools import partial
 
 from corun_pd.planner.events import Event
-from corun_pd.planner.instances.base import Events, Host
-from corun_pd.planner.instances.prompts import Prompts
+from corun_pd.planner.instances.base import Events
+from corun_pd.planner.instances.steps import PromptInstance
 from corun_pd.planner.job import Job
-from corun_pd.router.policy import Ledger
 
 __all__ = ["PrefillInstance"]
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class PrefillInstance(Ledger):
-    """A ledger to the router's policy, and the instance itself."""
+@dataclass(eq=False, kw_only=True)
+class PrefillInstance(PromptInstance):
+    """A ledger to the router's policy, and the instance itself. `is_waking`: it looks at its queue now."""
 
-    host: Host
-    prompts: Prompts
-    is_busy: bool = False
+    is_waking: bool = False
 
     def submit(self, job: Job, now_s: float) -> list[Event]:
         """The prompt is in the queue. Jobs that come at one moment come before the step that it starts."""
@@ -26,25 +22,24 @@ class PrefillInstance(Ledger):
         self.prompts.add(job)
         return self._wake(now_s)
 
-    def release(self, job: Job, now_s: float) -> list[Event]:
-        """The job's blocks are in the pool again."""
-        self.prompts.held_blocks -= job.blocks
+    def release(self, blocks: int, now_s: float) -> list[Event]:
+        """A prompt's blocks are in the pool again."""
+        self.prompts.held_blocks -= blocks
         return self._wake(now_s)
 
     def _wake(self, now_s: float) -> list[Event]:
-        if self.is_busy or not self.prompts:
+        if self.is_waking or self.step is not None or not self.prompts:
             return []
-        self.is_busy = True
+        self.is_waking = True
         return [(now_s, self._start)]
 
     def _start(self, now_s: float) -> list[Event]:
-        step = self.prompts.step(now_s, rows=0, patience=0)
-        self.is_busy = step is not None
-        if step is None:
-            return []
-        end_s, done = step
-        return [(end_s, partial(self._end, done))]
+        self.is_waking = False
+        step = self.prompts.step(rows=0, patience=0)
+        events = [] if step is None else self._begin(*step, now_s)
+        return events + self._changed(now_s)
 
-    def _end(self, done: list[Job], now_s: float) -> Events:
+    def _prefilled(self, done: list[Job], now_s: float) -> Events:
+        self.is_waking = True  # what comes of it is there before the next step
         events = [event for job in done for event in self.host.prompt_computed(job, now_s)]
         return events + self._start(now_s)

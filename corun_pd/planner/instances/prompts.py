@@ -37,10 +37,20 @@ class Prompts:
         """The last in the queue."""
         self._waiting[job.candidate.key] = job
 
-    def step(self, now_s: float, rows: int, patience: int) -> tuple[float, list[Job]] | None:
-        """Takes the next step at `now_s`, beside `rows` that hold slots; None: the policy takes none.
+    def clear(self) -> None:
+        """All prompts are lost, and so are the blocks."""
+        self._waiting.clear()
+        self._partial = None
+        self.held_blocks = 0
 
-        Gives the step's end and the jobs whose prompts are computed then.
+    def computed(self, start_s: float, end_s: float) -> None:
+        """A step took that time."""
+        self._busy.add(start_s, end_s)
+
+    def step(self, rows: int, patience: int) -> tuple[float, list[Job]] | None:
+        """Takes the next step, beside `rows` that hold slots; None: the policy takes none.
+
+        Gives its seconds and the jobs whose prompts are computed then.
         """
         partial = self._partial
         if partial is None and not self._waiting:
@@ -72,9 +82,7 @@ class Prompts:
             else:
                 job.candidate = replace(seen, computed=end, blocks=0)
                 self._partial = job
-        end_s = now_s + self._cost.step_s(tokens, pairs, end)
         self.steps += 1
         self.tokens += tokens
         self.step_tokens += self._cost.width or tokens
-        self._busy.add(now_s, end_s)
-        return end_s, done
+        return self._cost.step_s(tokens, pairs, end), done

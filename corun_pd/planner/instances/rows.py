@@ -16,12 +16,15 @@ __all__ = ["Rows"]
 
 
 class Rows:
-    """Rows change only between steps. `now_s` is when the last step ended, `steps` how many there were.
+    """Rows change only between steps. `now_s` is when the last step ended, in the instance's own time.
 
-    `row_steps` adds up their rows, and `filled` the time of slots that hold one."""
+    `steps` is how many there were, `row_steps` adds up their rows, and `filled` the time of slots that hold
+    one, in the simulation's time as `busy_s` is.
+    """
 
     def __init__(self, cost: StepCost, filled: Timeline) -> None:
         self.now_s = 0.0
+        self._at_s = 0.0
         self.steps = 0
         self.row_steps = 0
         self.busy_s = 0.0
@@ -33,6 +36,15 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self._ends)
+
+    def resume(self, own_s: float, now_s: float) -> None:
+        """No step was under way until now."""
+        self.now_s, self._at_s = own_s, now_s
+
+    def clear(self) -> None:
+        """All rows are lost."""
+        self._ends.clear()
+        self._kv_tokens = 0
 
     def join(self, job: Job) -> None:
         """A row for a job that has its first token; it has two or more."""
@@ -65,14 +77,14 @@ class Rows:
         """Steps until the next row ends. There is one."""
         return self._ends[0][0] - self.steps
 
-    def advance(self, steps: int, end_s: float) -> None:
-        """Takes `steps` steps, at most `steps_to_end`; `end_s` is `now_s + duration_s(steps)`."""
+    def advance(self, steps: int, own_s: float, now_s: float) -> None:
+        """Takes `steps` steps, at most `steps_to_end`, which end at `own_s` in own time, `now_s` in all's."""
         if not steps:
             return
         rows = len(self._ends)
-        self._filled.add(self.now_s, end_s, rows)
-        self.busy_s += end_s - self.now_s
-        self.now_s = end_s
+        self._filled.add(self._at_s, now_s, rows)
+        self.busy_s += now_s - self._at_s
+        self.now_s, self._at_s = own_s, now_s
         self.steps += steps
         self.row_steps += rows * steps
         self._kv_tokens += rows * steps

@@ -68,7 +68,7 @@ class TraceReport:
         self.rows += 1
         self.kept += 1
         self.last_arrival_s = request[0]
-        for _, prompt, output, _ in (request, *more) if more else (request,):
+        for _, prompt, output, *_ in (request, *more) if more else (request,):
             self.requests += 1
             self.prompt_tokens += prompt
             self.output_tokens += output

@@ -40,7 +40,8 @@ def test_bulk_steps_take_what_single_steps_take(jobs: list[tuple[int, int]], slo
     found = {}
     while rows:
         k = rows.steps_to_end
-        rows.advance(k, rows.now_s + rows.duration_s(k))
+        end_s = rows.now_s + rows.duration_s(k)
+        rows.advance(k, end_s, end_s)
         found |= {job.index: (rows.steps, rows.now_s) for job in rows.pop_ended()}
     assert {at: step for at, (step, _) in found.items()} == {at: step for at, (step, _) in expected.items()}
     for at, (_, time_s) in found.items():

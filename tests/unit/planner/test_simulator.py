@@ -195,7 +195,8 @@ def reference(
 ) -> list[float]:
     """A router before one colocated engine that goes step by step, as its scheduler does."""
     policy, cost = profile.prefill.policy(), profile.decode_step(slots)
-    block_need = [-(-(p + n) // 16) for p, n in requests]
+    block_need = [-(-(p + n) // 16) for p, n in requests]  # the router's
+    engine_need = [-(-(p + n - 1) // 16) for p, n in requests]
     queue, waiting, running = list(range(len(requests))), list[int](), list[int]()
     computed, produced = [0] * len(requests), [0] * len(requests)
     now_s, put_off, ends = 0.0, 0, [0.0] * len(requests)
@@ -207,10 +208,10 @@ def reference(
                 break
             waiting.append(queue.pop(0))
         part = next((r for r in running if computed[r] < requests[r][0]), None)
-        free = blocks - sum(block_need[r] for r in running)
+        free = blocks - sum(engine_need[r] for r in running)
         shares = policy.next_step(
             None if part is None else Candidate(str(part), requests[part][0], computed[part], 0),
-            (Candidate(str(r), requests[r][0], 0, block_need[r]) for r in waiting),
+            (Candidate(str(r), requests[r][0], 0, engine_need[r]) for r in waiting),
             slots - len(running),
             free,
             PATIENCE - put_off if any(r != part for r in running) else 0,

@@ -112,7 +112,7 @@ class RouterConfig(Model):
 
     `max_waiting` bounds the queue; a request beyond it gets RESOURCE_EXHAUSTED and is told to come
     back. `decode_lookahead` is how many requests may be reserved on a decode instance beyond its
-    slots, so that a slot that gets free finds its KV already there; None is a quarter of the slots.
+    slots, so that a slot that gets free finds a KV cache to pull; None is a quarter of the slots.
     `max_replays` is how often a sample whose instance failed is run again from its prompt.
     """
 

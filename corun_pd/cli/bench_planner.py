@@ -6,19 +6,22 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from corun_pd.bench.cluster_times import Answer, ask
 from corun_pd.bench.report import print_table, write_result
 from corun_pd.bench.workloads import EngineRequest, make_engine_requests
+from corun_pd.cli.cluster_profile import machine, profile_cluster, show_profile
 from corun_pd.cli.layouts import counts_of
 from corun_pd.cli.plan_inputs import parse_numbers
 from corun_pd.client import AsyncClient
 from corun_pd.cluster.local import LocalCluster
 from corun_pd.config import ClusterConfig
-from corun_pd.core import Role
+from corun_pd.core import InstanceInfo, Role
 from corun_pd.planner.accuracy import METRICS, Comparison, Figures, Summary
 from corun_pd.planner.cost import DecodePoint, Profile, TransferCost
 from corun_pd.planner.held_out import Workload, held_out
@@ -28,6 +31,7 @@ from corun_pd.planner.outcome import Percentiles
 from corun_pd.planner.prefill_cost import IsolatedCost
 from corun_pd.planner.profiles import open_profile
 from corun_pd.planner.simulator import simulate
+from corun_pd.planner.traces import TraceRequest
 
 __all__ = ["planner"]
 
@@ -37,107 +41,142 @@ FAKE: Final = {"prefill_s_per_token": 2e-4, "decode_step_s": 0.02, "transfer_s":
 
 @click.command()
 @click.option("--model", type=click.Path(path_type=Path, exists=True), required=True, help="A model folder.")
-@click.option("--profile", "profile_name", help="The engines' cost profile, by file or name.")
+@click.option(
+    "--profile",
+    "profile_name",
+    help="The engines' cost profile, by file or name; else measured on the cluster.",
+)
 @click.option("--fake", is_flag=True, help="Fake engines in real time, whose costs are given.")
 @click.option("--layouts", default="1C,1P+1D", show_default=True, help="As 1C,1P+1D,2P+1D.")
 @click.option("--slots", type=int, default=8, show_default=True)
+@click.option("--mode", type=click.Choice(["isolated", "packed"]), default="packed", show_default=True)
+@click.option("--chunk", type=int, default=128, show_default=True, help="C of isolated, T of packed.")
 @click.option("--block-tokens", type=int, default=32, show_default=True)
 @click.option("--kv-cache-bytes", type=int, default=1 << 26, show_default=True)
 @click.option("--longest", type=click.IntRange(min=64), default=512, show_default=True, help="Tokens.")
 @click.option("--requests", type=click.IntRange(min=8), default=40, show_default=True, help="A workload.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Medians of.")
 @click.option("--cores", help="A core for each engine in turn, prefill first, as 0,1.")
+@click.option(
+    "--per-device",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Engines that share a device, such as the threads of a core; where there are so many.",
+)
 @click.option("--only", help="One workload, by name.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True)
 def planner(**settings: Any) -> None:
     """Runs workloads on a cluster of this machine and compares with what a plan says of them."""
-    if settings["fake"] == (settings["profile_name"] is not None):
-        raise click.UsageError("give one of --profile and --fake")
-    profile = _fake_profile(settings["slots"]) if settings["fake"] else open_profile(settings["profile_name"])
+    given: Profile | None = None
+    if settings["fake"]:
+        if settings["profile_name"] is not None:
+            raise click.UsageError("--profile is of real engines; --fake ones have costs that are given")
+        given = _fake_profile(settings["slots"])
+    elif settings["profile_name"] is not None:
+        given = open_profile(settings["profile_name"])
     rows: list[Comparison] = []
+    profiles: dict[str, Profile] = {}
     for text in settings["layouts"].split(","):
         with _pinned(settings) as cores:
-            rows += asyncio.run(_measure(counts_of(text), profile, settings, cores))
-    _write(rows, settings)
+            found, profiles[text] = asyncio.run(_measure(counts_of(text), given, settings, cores))
+            rows += found
+    _write(rows, profiles, settings)
 
 
 async def _measure(
-    counts: dict[Role, int], profile: Profile, settings: dict[str, Any], cores: Sequence[int]
-) -> list[Comparison]:
-    """Starts the cluster and runs every workload on it."""
+    counts: dict[Role, int], profile: Profile | None, settings: dict[str, Any], cores: Sequence[int]
+) -> tuple[list[Comparison], Profile]:
+    """Starts the cluster, measures its costs where they are not given, and runs every workload on it."""
     with tempfile.TemporaryDirectory() as logs:
         async with (
-            LocalCluster(_cluster(counts, profile, settings, cores, Path(logs))) as cluster,
+            LocalCluster(_cluster(counts, settings, cores, Path(logs))) as cluster,
             AsyncClient(cluster.router_address) as client,
         ):
             fleet = await client.describe()
             info = fleet.members[0].instance
+            instances = sum(counts.values())
             layout = Layout(
                 slots=info.slots,
                 blocks=min(member.instance.blocks for member in fleet.members),
                 block_tokens=info.block_tokens,
+                per_device=settings["per_device"] if instances > 1 else 1,
                 **{role.value: count for role, count in counts.items()},
             )
+            if profile is None:
+                profile = await profile_cluster(client, settings["longest"], machine(settings))
+                show_profile(profile)
             rows: list[Comparison] = []
-            for workload in held_out(layout, profile, settings["longest"], settings["requests"]):
-                if settings["only"] not in (None, workload.name):
-                    continue
-                requests = make_engine_requests(
-                    [(one.prompt_tokens, one.output_tokens) for one in workload.requests], info.vocabulary
-                )
-                if not rows:
-                    await _run(client, workload, requests)  # the first run is slow
-                runs = [await _run(client, workload, requests) for _ in range(settings["repeats"])]
-                outcome = simulate(workload.requests, layout, profile, workload.load)
-                rows.append(
-                    Comparison(
-                        workload.name,
-                        layout.words,
-                        "fake" if settings["fake"] else "vLLM",
-                        Figures.median_of(runs),
-                        Figures.predicted(outcome),
-                    )
-                )
-                _show(rows[-1:])
-            return rows
+            async with client.shared() as shared:
+                for workload in held_out(layout, profile, settings["longest"], settings["requests"]):
+                    if settings["only"] in (None, workload.name):
+                        rows.append(await _compare(shared, workload, layout, profile, settings, info))
+                        _show(rows[-1:])
+            return rows, profile
+
+
+async def _compare(
+    client: AsyncClient,
+    workload: Workload,
+    layout: Layout,
+    profile: Profile,
+    settings: dict[str, Any],
+    info: InstanceInfo,
+) -> Comparison:
+    """Runs the workload a few times and simulates it."""
+    requests = make_engine_requests(
+        [(one.prompt_tokens, one.output_tokens) for one in workload.requests], info.vocabulary
+    )
+    runs = [await _run(client, workload, requests) for _ in range(settings["repeats"])]
+    return Comparison(
+        workload.name,
+        layout.words,
+        "fake" if settings["fake"] else "vLLM",
+        Figures.median_of(runs),
+        Figures.predicted(simulate(workload.requests, layout, profile, workload.load)),
+        spread=Figures.spread_of(runs),
+    )
 
 
 async def _run(client: AsyncClient, workload: Workload, requests: Sequence[EngineRequest]) -> Figures:
-    """One run of a workload, as its clients see it."""
+    """One run of a workload, as its clients see it. Samples of one prompt are one request."""
     load = workload.load
     gate = asyncio.Semaphore(load.in_flight if isinstance(load, ClosedLoop) else len(requests))
     start = time.perf_counter()
-    ttft: list[float] = []
-    tpot: list[float] = []
 
-    async def one(index: int, request: EngineRequest) -> float:
+    async def one(index: int, samples: int) -> list[Answer]:
         if isinstance(load, Online):
             arrival_s = (workload.requests[index].arrival_s or 0.0) / load.speed
             await asyncio.sleep(start + arrival_s - time.perf_counter())
         async with gate:
-            came = time.perf_counter()
-            times = [
-                time.perf_counter()
-                async for _ in client.stream(
-                    list(request.prompt),
-                    max_tokens=request.sampling.max_tokens,
-                    temperature=request.sampling.temperature,
-                    seed=request.sampling.seed,
-                    ignore_eos=True,
-                    tokens_only=True,
-                )
-            ]
-        ttft.append(times[0] - came)
-        if request.sampling.max_tokens > 1:
-            tpot.append((times[-1] - times[0]) / (request.sampling.max_tokens - 1))
-        return times[-1]
+            return await ask(client, requests[index], samples)
 
-    ends = await asyncio.gather(*(one(i, request) for i, request in enumerate(requests)))
-    return Figures.of(max(ends) - start, Percentiles.of(ttft), Percentiles.of(tpot))
+    found = await asyncio.gather(*(one(index, samples) for index, samples in _prompts(workload)))
+    answers = [answer for one in found for answer in one]
+    gaps = [answer.tpot_s for answer in answers if answer.tpot_s is not None]
+    return Figures.of(
+        max(answer.token_s[-1] for answer in answers) - start,
+        Percentiles.of(answer.ttft_s for answer in answers),
+        Percentiles.of(gaps),
+    )
+
+
+def _prompt_of(numbered: tuple[int, TraceRequest]) -> tuple[bool, int]:
+    """Alike for samples of one prompt, and for no others."""
+    index, request = numbered
+    return (False, index) if request.group is None else (True, request.group)
+
+
+def _prompts(workload: Workload) -> Iterator[tuple[int, int]]:
+    """Where each prompt's samples start among the requests, and how many there are."""
+    numbered = enumerate(workload.requests)
+    for _, samples in groupby(numbered, key=_prompt_of):
+        first, *others = samples
+        yield first[0], 1 + len(others)
 
 
 def _cluster(
-    counts: dict[Role, int], profile: Profile, settings: dict[str, Any], cores: Sequence[int], logs: Path
+    counts: dict[Role, int], settings: dict[str, Any], cores: Sequence[int], logs: Path
 ) -> ClusterConfig:
     """One engine for each instance, on the next core."""
     turn = iter(cores)
@@ -146,7 +185,7 @@ def _cluster(
         for _ in range(count):
             core = next(turn, None)
             instances.append({"role": role, "cores": None if core is None else (core,)})
-    prefill = {"mode": profile.prefill.mode, "chunk_tokens": profile.prefill.chunk_tokens}
+    prefill = {"mode": settings["mode"], "chunk_tokens": settings["chunk"]}
     engine = {
         "kind": "fake" if settings["fake"] else "vllm",
         "fake": FAKE,
@@ -203,8 +242,8 @@ def _show(rows: Sequence[Comparison]) -> None:
         click.echo(f"{row.workload} on {row.layout}: {row.measured.seconds['makespan']:.2f} s; {errors}")
 
 
-def _write(rows: Sequence[Comparison], settings: dict[str, Any]) -> None:
-    """The result's JSON and a table."""
+def _write(rows: Sequence[Comparison], profiles: dict[str, Profile], settings: dict[str, Any]) -> None:
+    """The result's JSON and a table. The profile of each layout is in it."""
     table = [
         {
             "workload": row.workload,
@@ -213,10 +252,12 @@ def _write(rows: Sequence[Comparison], settings: dict[str, Any]) -> None:
             "measured_s": dict(row.measured.seconds),
             "predicted_s": dict(row.predicted.seconds),
             "error_ratio": {metric: row.error(metric) for metric in METRICS},
+            "spread_ratio": dict(row.spread.seconds),
         }
         for row in rows
     ]
-    write_result(settings["out"], "planner", settings, table)
+    engines = [{"layout": text, "profile": one.model_dump(mode="json")} for text, one in profiles.items()]
+    write_result(settings["out"], "planner", settings, table, engines=engines)
     print_table(
         "predicted against measured",
         ("workload", "layout", "engine", *METRICS),

@@ -35,16 +35,22 @@ class Figures:
         """The median of several runs, figure by figure."""
         return cls({name: median(run.seconds[name] for run in runs) for name in METRICS})
 
+    @classmethod
+    def spread_of(cls, runs: Sequence["Figures"]) -> Self:
+        """How far apart the runs are: their range, figure by figure, as a share of the median; 0 of 0."""
+        return cls({name: _spread([run.seconds[name] for run in runs]) for name in METRICS})
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One workload on one layout."""
+    """One workload on one layout. `spread` is how far apart the measured runs are, as a share."""
 
     workload: str
     layout: str
     engine: str
     measured: Figures
     predicted: Figures
+    spread: Figures = Figures(dict.fromkeys(METRICS, 0.0))
 
     def error(self, metric: str) -> float:
         """Of the prediction, as a share of the measurement; above 0: too long. 0 when both are 0."""
@@ -72,3 +78,8 @@ class Summary:
             )
             for metric in METRICS
         ]
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    middle = median(seconds)
+    return (max(seconds) - min(seconds)) / middle if middle else 0.0

@@ -58,13 +58,13 @@ def held_out(layout: Layout, profile: Profile, longest: int, requests: int) -> l
 
 
 def _groups(requests: int, unit: int) -> Iterator[TraceRequest]:
-    """Eight samples of a prompt, one after the other, of lengths that spread."""
+    """Eight samples of a prompt, as one request asks for them; they are as long as its limit."""
     source = random.Random(16)
     prompts, answers = Uniform(2 * unit, 8 * unit), LogNormal(4 * unit, 0.6, 12 * unit)
-    for _ in range(requests // 8):
-        prompt = prompts.draw(source)
+    for group in range(requests // 8):
+        prompt, answer = prompts.draw(source), answers.draw(source)
         for _ in range(8):
-            yield TraceRequest(None, prompt, answers.draw(source))
+            yield TraceRequest(None, prompt, answer, group=group)
 
 
 def _bursts(requests: Sequence[TraceRequest], span_s: float) -> Iterator[TraceRequest]:

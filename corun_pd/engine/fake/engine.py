@@ -1,8 +1,8 @@
 """The fake engine: the schedule, the KV accounting and the handoff of a real one, without a model.
 
 A step is either the prefill of one prompt, first come first served, or a decode step of N rows. A leg is
-admitted when its whole sequence fits the pool. A decode engine pulls KV caches beside its steps and ahead
-of free rows, so that a row that gets free is taken at once.
+admitted when its whole sequence fits the pool. A decode engine pulls KV caches beside its steps, each for a
+row that is free, and starts pulls between two steps, as vLLM's scheduler does.
 """
 
 import asyncio
@@ -61,7 +61,9 @@ class FakeEngine:
         self._legs: dict[str, _Leg] = {}
         self._waiting: deque[_Leg] = deque()  # for blocks
         self._admitted: deque[_Leg] = deque()  # for prefill
-        self._pulled: deque[_Leg] = deque()  # for a row
+        self._handed_over: deque[_Leg] = deque()  # for a row to be free
+        self._loading: set[_Leg] = set()  # have a row once they are pulled
+        self._pulled: deque[_Leg] = deque()  # for their row, between two steps
         self._streaming: dict[str, _Leg] = {}
         self._endings: dict[int, dict[str, _Leg]] = {}  # by the decode step of the last token
         self._running = 0
@@ -204,7 +206,7 @@ class FakeEngine:
                 if leg.work.resume is None:
                     self._admitted.append(leg)
                 else:
-                    leg.pull = asyncio.create_task(self._pull(leg, *leg.work.resume))
+                    self._handed_over.append(leg)
             self._waiting.popleft()
         self._wake.set()
 
@@ -217,6 +219,7 @@ class FakeEngine:
         del self._legs[leg.work.leg]
         if leg.pull is not None:
             leg.pull.cancel()
+        self._loading.discard(leg)
         if leg.has_row:
             self._running -= 1
             self._streaming.pop(leg.work.leg, None)
@@ -240,6 +243,14 @@ class FakeEngine:
         crowd = len(self._legs) if depends_on_corunners else 0
         sampling = leg.work.sampling if seed is None else replace(leg.work.sampling, seed=seed)
         return TokenSource(self._model, digest, sampling, self.faults.salt + crowd)
+
+    def _start_pulls(self) -> None:
+        """Pulls as many KV caches as there are rows that nothing else has or waits for."""
+        while self._handed_over and self._running + len(self._loading) < self._info.slots:
+            leg = self._handed_over.popleft()
+            if leg.work.leg in self._legs and leg.work.resume is not None:
+                self._loading.add(leg)
+                leg.pull = asyncio.create_task(self._pull(leg, *leg.work.resume))
 
     async def _pull(self, leg: _Leg, first: FirstToken, handoff: KvHandoff) -> None:
         """Pulls a leg's KV cache; what it draws from then on depends on what was pulled."""
@@ -265,6 +276,7 @@ class FakeEngine:
 
     async def _run(self) -> None:
         while True:
+            self._start_pulls()
             has_room = self._running < self._info.slots
             if has_room and self._pulled:
                 self._take_row(self._pulled.popleft(), self._decode_steps + 1)
@@ -337,6 +349,7 @@ class FakeEngine:
         self._emit([replace(first, prompt_logprobs=_prompt_logprobs(leg), siblings=tuple(siblings))])
 
     def _take_row(self, leg: _Leg, base: int) -> None:
+        self._loading.discard(leg)
         if leg.work.leg not in self._legs:
             return
         leg.base = base

@@ -304,7 +304,7 @@ async def test_decode_gives_blocks_back_at_every_point(
         await second.first_token(0)
         load = await decode.load()
         assert (load.running, load.waiting) == (1, len(legs) - 1)
-        assert (await prefill.load()).open_handoffs == (point == "waits for room")
+        assert (await prefill.load()).open_handoffs == point.startswith("waits")
     if how == "cancel":
         await second.send(cancel_leg_ids=[start.leg_id for start in legs])
     else:

@@ -71,7 +71,7 @@ async def reach(cluster: Any, point: str, call: Any) -> None:
         await cluster.until(lambda: decode._legs)
         assert len(prefill._handoffs) == 1
     elif point == "waiting for a row":
-        await cluster.until(lambda: decode._pulled)
+        await cluster.until(lambda: decode._handed_over)
     elif point == "in decode":
         await cluster.until(lambda: decode._running)
     else:

@@ -1,27 +1,53 @@
 """`corun-pd plan`: how many prefill and decode instances a workload takes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final, Literal
 
 import click
 import orjson
 
 from corun_pd.cli.plan_inputs import FORMATS, length_rule, open_trace, parse_load, parse_numbers
-from corun_pd.cli.plan_output import plan_row, plan_table, sensitivity_table
+from corun_pd.cli.plan_output import plan_row, plan_table, sensitivity_table, unit_of
 from corun_pd.errors import ConfigError
 from corun_pd.planner.deploy import cluster_config, write_cluster
-from corun_pd.planner.goal import Goal, Objective
+from corun_pd.planner.failures import Failures
+from corun_pd.planner.goal import Bound, Goal, Objective
 from corun_pd.planner.memory import MemoryPlan, plan_memory
 from corun_pd.planner.model_shape import ModelShape
+from corun_pd.planner.outcome import PERCENTILES
 from corun_pd.planner.page import write_page
 from corun_pd.planner.profiles import open_profile
-from corun_pd.planner.search import search
+from corun_pd.planner.search import Search, search
 from corun_pd.planner.sensitivity import Sensitivity, sensitivity
 from corun_pd.planner.space import Space
 from corun_pd.planner.traces import TraceRequest, take
 from corun_pd.planner.words import explain
 
 __all__ = ["plan"]
+
+#: What a target may be set on: the options --ttft-p95-s and so on.
+TARGETS: Final[dict[str, tuple[Literal["TTFT", "TPOT"], int]]] = {
+    **{f"ttft_p{percentile}_s": ("TTFT", percentile) for percentile in PERCENTILES},
+    **{f"tpot_p{percentile}_s": ("TPOT", percentile) for percentile in PERCENTILES},
+}
+
+
+def _targets(command: Any) -> Any:
+    """An option for each target."""
+    words = {"TTFT": "the time to the first token", "TPOT": "the time per further token"}
+    for name, (metric, _) in reversed(TARGETS.items()):
+        option = f"--{name.replace('_', '-')}"
+        command = click.option(option, type=float, help=f"A bound on {words[metric]}.")(command)
+    return command
+
+
+def _bounds(targets: Mapping[str, float | None]) -> Iterator[Bound]:
+    for name, seconds in targets.items():
+        if seconds is not None:
+            metric, percentile = TARGETS[name]
+            yield Bound(metric, percentile, seconds)
+
 
 FilePath = click.Path(dir_okay=False, path_type=Path)
 
@@ -64,8 +90,17 @@ FilePath = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--objective", type=click.Choice([one.value for one in Objective]), default="makespan", show_default=True
 )
-@click.option("--ttft-p95-s", type=float, help="A bound on the time to the first token.")
-@click.option("--tpot-p95-s", type=float, help="A bound on the time per further token.")
+@click.option(
+    "--gpu-hour-price",
+    "prices",
+    type=float,
+    multiple=True,
+    help="What a GPU hour costs, for --objective cost: one for all profiles, or one for each in turn.",
+)
+@_targets
+@click.option("--mtbf-s", type=float, help="Instances fail: the mean time that one runs.")
+@click.option("--restart-s", type=float, help="Until a failed one is back; else the profile's start-up.")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @click.option("--explain", "in_words", is_flag=True, help="Say in words which pool limits and why.")
 @click.option(
     "--sensitivity", "fifths", is_flag=True, help="Try the plan with each assumption 20 % less and more."
@@ -98,19 +133,24 @@ def plan(
     kv_element_bytes: int,
     max_model_tokens: int,
     objective: str,
-    ttft_p95_s: float | None,
-    tpot_p95_s: float | None,
+    prices: tuple[float, ...],
+    mtbf_s: float | None,
+    restart_s: float | None,
+    workers: int,
     in_words: bool,
     fifths: bool,
     every_layout: bool,
     page: Path | None,
     cluster_file: Path | None,
     as_json: bool,
+    **targets: float | None,
 ) -> None:
     """Simulates layouts on a workload and says which is best, or why none will do."""
     if cluster_file is not None and model is None:
         raise ConfigError("--config names a model's folder: give --model, the config.json in it")
-    goal = Goal(Objective(objective), ttft_p95_s, tpot_p95_s)
+    goal = Goal(Objective(objective), tuple(_bounds(targets)))
+    if goal.objective is Objective.COST and not prices:
+        raise ConfigError("--objective cost takes --gpu-hour-price")
     load = parse_load(load_text)
     trace = open_trace(form, source, length_rule(tokenizer, characters_per_token), requests)
     costs = [open_profile(name) for name in profiles]
@@ -136,17 +176,28 @@ def plan(
     def requests_anew() -> Iterable[TraceRequest]:
         return trace if requests is None else take(trace, requests, repeat=repeat)
 
-    space = Space(gpus, costs, slots, kv_blocks, block_tokens, gpus_per_instance)
-    found = search(requests_anew, space, goal, load, max_tokens=max_tokens, every=every_layout)
+    space = Space(gpus, costs, slots, kv_blocks, block_tokens, gpus_per_instance, prices=prices)
+    failures = None
+    if mtbf_s is not None:
+        failures = Failures(mtbf_s, max(one.start_up_s for one in costs) if restart_s is None else restart_s)
+    how = Search(max_tokens=max_tokens, failures=failures, every=every_layout, workers=workers)
+    found = search(requests_anew, space, goal, load, how)
     best = found[0]
     words = explain(found, goal, load)
     rows: list[Sensitivity] = []
     if fifths or page is not None:
-        rows = list(sensitivity(requests_anew, best, goal, load, max_tokens=max_tokens))
+        rows = list(sensitivity(requests_anew, best, goal, load, max_tokens=max_tokens, failures=failures))
     inputs = [*trace.report.lines(), *(memory.lines() if memory else ())]
-    table = plan_table(found)
+    table = plan_table(found, unit=unit_of(goal))
     if page is not None:
-        write_page(page, inputs=inputs, plans=found, table=plan_table(found, 40), words=words, rows=rows)
+        write_page(
+            page,
+            inputs=inputs,
+            plans=found,
+            table=plan_table(found, 40, unit_of(goal)),
+            words=words,
+            rows=rows,
+        )
     if cluster_file is not None and model is not None:
         config = cluster_config(
             best,

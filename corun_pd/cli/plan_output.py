@@ -3,10 +3,16 @@
 import dataclasses
 from collections.abc import Sequence
 
+from corun_pd.planner.goal import Goal, Objective
 from corun_pd.planner.search import Plan
 from corun_pd.planner.sensitivity import Sensitivity
 
-__all__ = ["plan_row", "plan_table", "sensitivity_table"]
+__all__ = ["plan_row", "plan_table", "sensitivity_table", "unit_of"]
+
+
+def unit_of(goal: Goal) -> str:
+    """What the objective is called in a table; empty where that is the makespan, which has its columns."""
+    return {Objective.MAKESPAN: "", Objective.GPU_TIME: "GPU s", Objective.COST: "cost"}[goal.objective]
 
 
 def plan_row(one: Plan) -> dict[str, object]:
@@ -17,19 +23,31 @@ def plan_row(one: Plan) -> dict[str, object]:
         "fingerprint": one.profile.fingerprint,
         "gpus": one.gpus,
         "least_makespan_s": one.least_makespan_s,
+        "cost": one.cost,
+        "least_cost": one.least_cost,
         "output_tokens_per_s": one.outcome.output_tokens_per_s,
         **dataclasses.asdict(one.outcome),
     }
 
 
-def plan_table(plans: Sequence[Plan], most: int = 10) -> list[str]:
-    """The `most` best, in 80 columns; times in seconds."""
-    head = ("makespan", "bound", "tokens/s", "TTFT p95", "TPOT p95", "P busy", "D slots")
+def plan_table(plans: Sequence[Plan], most: int = 10, unit: str = "") -> list[str]:
+    """The `most` best; times in seconds. An objective with a `unit` is shown with its bound."""
+    head = (
+        *((unit, "bound") if unit else ()),
+        "makespan",
+        "bound",
+        "tokens/s",
+        "TTFT p95",
+        "TPOT p95",
+        "P busy",
+        "D slots",
+    )
     lines = [f"{'layout':<9} {'prefill':<13} {'N':>4} " + " ".join(f"{name:>8}" for name in head)]
     for one in plans[:most]:
         outcome, layout, prefill = one.outcome, one.layout, one.profile.prefill
         words = f"{layout.colocated}C" if layout.colocated else f"{layout.prefill}P + {layout.decode}D"
         cells = (
+            *((f"{one.cost:.4g}", f"{one.least_cost:.4g}") if unit else ()),
             f"{outcome.makespan_s:.1f}",
             f"{one.least_makespan_s:.1f}",
             f"{outcome.output_tokens_per_s:.0f}",

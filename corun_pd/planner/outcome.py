@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
-__all__ = ["Outcome", "Percentiles", "PoolUse"]
+__all__ = ["PERCENTILES", "Outcome", "Percentiles", "PoolUse"]
+
+#: Those that are kept.
+PERCENTILES: Final = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,12 @@ class Percentiles:
         count = len(ranked)
         if not count:
             return cls(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        ranks = [ranked[-(-count * percent // 100) - 1] for percent in (50, 90, 95, 99, 100)]
+        ranks = [ranked[-(-count * percent // 100) - 1] for percent in (*PERCENTILES, 100)]
         return cls(count, sum(ranked) / count, *ranks)
+
+    def at(self, percentile: int) -> float:
+        """One of `PERCENTILES`."""
+        return (self.p50, self.p90, self.p95, self.p99)[PERCENTILES.index(percentile)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from corun_pd.planner.cost import Profile
+from corun_pd.planner.failures import Failures
 from corun_pd.planner.goal import Goal
 from corun_pd.planner.load import Load, Online
 from corun_pd.planner.outcome import Outcome
@@ -41,6 +42,7 @@ def sensitivity(
     load: Load,
     *,
     max_tokens: int = 0,
+    failures: Failures | None = None,
 ) -> Iterator[Sensitivity]:
     """One row for each assumption and each of CHANGES; the rate counts where requests come in time alone.
 
@@ -54,7 +56,8 @@ def sensitivity(
 
     def run(profile: Profile, load: Load, prompt: float = 1.0, output: float = 1.0) -> Outcome:
         changed = requests() if prompt == output == 1.0 else _lengths(requests(), prompt, output)
-        return simulate(changed, plan.layout, profile, load, max_tokens=round(max_tokens * output))
+        limit = round(max_tokens * output)
+        return simulate(changed, plan.layout, profile, load, max_tokens=limit, failures=failures)
 
     for factor in CHANGES:
         yield row("prompt lengths", factor, run(plan.profile, load, prompt=factor))

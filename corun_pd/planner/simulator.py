@@ -45,12 +45,14 @@ def simulate(
     edge of every request's life.
 
     Raises ConfigError when the profile does not cover the layout's slots or its shared devices, SetupError
-    when an online load meets a trace without times, Overtime when the last token is not there at `until_s`.
+    when an online load meets a trace without times, Overtime when the last token is not there `until_s`
+    seconds after the first request came.
     """
     record = Record(observer)
     source = Source(requests, load, max_tokens, record, layout)
     cluster = (Whole if layout.colocated else Apart)(source, record, layout, profile)
-    run_events(cluster.first_events(failures), until_s)
+    first_s = source.next_arrival_s() or 0.0
+    run_events(cluster.first_events(failures), first_s + until_s)
     if not cluster.is_over and until_s < math.inf:
         raise Overtime(until_s)
     if not cluster.is_over:

@@ -15,8 +15,9 @@ __all__ = ["Space"]
 class Space:
     """Where to look: up to `gpus`, `gpus_per_instance` each; every N of `slots` with every profile.
 
-    `blocks` is the KV pool of an instance. Profiles differ in their prefill mode or T. Raises Infeasible
-    when the budget holds no instance.
+    `blocks` is the KV pool of an instance. Profiles differ in their machine, prefill mode or T; `prices` are
+    what an hour of one of their GPUs costs, one for each, or one for all, or none: 1. Raises Infeasible when
+    the budget holds no instance.
     """
 
     gpus: int
@@ -26,10 +27,15 @@ class Space:
     block_tokens: int
     gpus_per_instance: int = 1
     lookahead: int | None = None
+    prices: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if self.gpus_per_instance < 1 or not self.profiles or not self.slots:
             raise ConfigError("search: it takes a profile, a number of slots and GPUs for an instance")
+        if len(self.prices) not in (0, 1, len(self.profiles)):
+            raise ConfigError(f"search: {len(self.prices)} prices for {len(self.profiles)} profiles")
+        if not all(0 < price < float("inf") for price in self.prices):
+            raise ConfigError(f"search: a price of {min(self.prices):g} is not positive")
         if self.gpus < self.gpus_per_instance:
             raise Infeasible(
                 "the GPU budget", f"one instance takes {self.gpus_per_instance} GPUs, of {self.gpus} there"
@@ -43,6 +49,12 @@ class Space:
                     yield self._layout(slots, colocated=count), profile
                     for prefill in range(1, count):
                         yield self._layout(slots, prefill=prefill, decode=count - prefill), profile
+
+    def price_of(self, profile: Profile) -> float:
+        """What an hour of one GPU of the profile's machine costs."""
+        if len(self.prices) <= 1:
+            return self.prices[0] if self.prices else 1.0
+        return next(price for one, price in zip(self.profiles, self.prices, strict=True) if one is profile)
 
     def _layout(self, slots: int, *, prefill: int = 0, decode: int = 0, colocated: int = 0) -> Layout:
         return Layout(slots, self.blocks, self.block_tokens, prefill, decode, colocated, self.lookahead)

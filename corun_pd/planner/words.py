@@ -18,8 +18,8 @@ def explain(plans: Sequence[Plan], goal: Goal, load: Load) -> list[str]:
     best = plans[0]
     lines = [_limit(best), *_padding(best), _distance(best, load)]
     lines += [
-        f"The 95th percentile of {name} is {found:.4g} s of {bound:g} s allowed."
-        for name, found, bound in goal.bounds(best.outcome)
+        f"The {b.percentile}th percentile of {b.metric} is {found:.4g} s of {b.seconds:g} s allowed."
+        for b, found in goal.bounds(best.outcome)
     ]
     if len(plans) > 1:
         lines.append(_next(best, plans[1], goal))
@@ -78,8 +78,7 @@ def _distance(plan: Plan, load: Load) -> str:
 
 
 def _next(best: Plan, other: Plan, goal: Goal) -> str:
-    own = goal.cost(best.outcome.makespan_s, best.gpus)
-    further = goal.cost(other.outcome.makespan_s, other.gpus) / own - 1 if own else 0.0
+    further = other.cost / best.cost - 1 if best.cost else 0.0
     prefill = other.profile.prefill
     return (
         f"Next best is {other.layout.words} with N = {other.layout.slots} and {prefill.mode} prefill of "

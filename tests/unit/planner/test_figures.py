@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from corun_pd.errors import ConfigError
 from corun_pd.planner.goal import Goal
 from corun_pd.planner.load import ClosedLoop, Load, Offline, Online
-from corun_pd.planner.search import search
+from corun_pd.planner.search import Search, search
 from corun_pd.planner.sensitivity import sensitivity
 from corun_pd.planner.simulator import simulate
 from corun_pd.planner.space import Space
@@ -73,7 +73,7 @@ def test_figures_are_numbers(
 def test_plans_and_their_sensitivity_are_numbers(rows: list[tuple[float, int, int]], load: Load) -> None:
     """With the bound below what was simulated."""
     requests = trace(rows)
-    plans = search(lambda: requests, Space(2, (PACKED,), (4,), 1000, 16), Goal(), load, every=True)
+    plans = search(lambda: requests, Space(2, (PACKED,), (4,), 1000, 16), Goal(), load, Search(every=True))
     for plan in plans:
         assert 0 <= plan.least_makespan_s <= plan.outcome.makespan_s + 1e-6
     for row in sensitivity(lambda: requests, plans[0], Goal(), load):

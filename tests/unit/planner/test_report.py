@@ -8,10 +8,10 @@ import pytest
 from corun_pd.config import load_cluster
 from corun_pd.core import Role
 from corun_pd.planner.deploy import cluster_config, write_cluster
-from corun_pd.planner.goal import Goal
+from corun_pd.planner.goal import Bound, Goal
 from corun_pd.planner.load import Load, Offline, Online
 from corun_pd.planner.page import write_page
-from corun_pd.planner.search import Plan, search
+from corun_pd.planner.search import Plan, Search, search
 from corun_pd.planner.sensitivity import Sensitivity, sensitivity
 from corun_pd.planner.space import Space
 from corun_pd.planner.traces import Fixed, Synthetic
@@ -26,7 +26,7 @@ def plans(
     trace = Synthetic(60, Fixed(prompt), Fixed(output), rate_per_s=10)
     fields = {"gpus": 3, "profiles": (make_profile(),), "slots": (4,), "blocks": 500, "block_tokens": 16}
     found = Space(**fields | space)
-    return search(lambda: trace, found, goal or Goal(), load or Offline(), every=True)
+    return search(lambda: trace, found, goal or Goal(), load or Offline(), Search(every=True))
 
 
 def rows(plan: Plan, goal: Goal, load: Load, prompt: int = 90) -> dict[tuple[str, float], Sensitivity]:
@@ -72,7 +72,7 @@ def test_sensitivity_tells_when_the_goal_would_be_missed() -> None:
     """A bound just above what the plan reaches holds for less load alone."""
     load = Online()
     best = plans(90, 40, load)[0]
-    goal = Goal(ttft_p95_s=best.outcome.ttft.p95 * 1.01)
+    goal = Goal(targets=(Bound("TTFT", 95, best.outcome.ttft.p95 * 1.01),))
     found = rows(best, goal, load)
     assert found["request rate", 0.8].meets_goal
     assert not found["request rate", 1.2].meets_goal

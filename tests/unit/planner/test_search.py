@@ -1,16 +1,15 @@
 """Plans (C27): the best layout, and why there is none."""
 
 from collections.abc import Iterable
-from itertools import product
 from typing import Any
 
 import pytest
 
 from corun_pd.errors import ConfigError
-from corun_pd.planner.goal import Goal, Objective
+from corun_pd.planner.goal import Bound, Goal, Objective
 from corun_pd.planner.load import Load, Offline, Online
 from corun_pd.planner.memory import Infeasible
-from corun_pd.planner.search import Plan, search
+from corun_pd.planner.search import Plan, Search, search
 from corun_pd.planner.simulator import simulate
 from corun_pd.planner.space import Space
 from corun_pd.planner.traces import LogNormal, Synthetic, TraceRequest, Uniform
@@ -42,20 +41,62 @@ def make_space(**changes: Any) -> Space:
     return Space(**fields | changes)
 
 
-def find(load: Load | None = None, goal: Goal | None = None, **space: Any) -> list[Plan]:
-    return search(lambda: TRACE, make_space(**space), goal or Goal(), load or Offline())
+def find(
+    load: Load | None = None, goal: Goal | None = None, how: Search | None = None, **space: Any
+) -> list[Plan]:
+    return search(lambda: TRACE, make_space(**space), goal or Goal(), load or Offline(), how)
 
 
-@pytest.mark.parametrize(("objective", "load"), list(product(Objective, [Offline(), Online()])))
-def test_best_plan_is_that_of_a_full_search(objective: Objective, load: Load) -> None:
-    """What was left out could not have been better."""
-    goal = Goal(objective)
-    best = find(load, goal)[0]
-    costs = [
-        goal.cost(simulate(TRACE, layout, profile, load).makespan_s, layout.instances)
-        for layout, profile in make_space().layouts()
+PRICES = (2.0, 2.6)
+
+
+@pytest.mark.parametrize("load", [Offline(), Online()])
+@pytest.mark.parametrize("targets", [(), (Bound("TTFT", 95, 3.0), Bound("TPOT", 50, 0.06))])
+def test_two_best_plans_are_those_of_a_full_search(load: Load, targets: tuple[Bound, ...]) -> None:
+    """By each objective, with targets and without: what was left out or given up is no better."""
+    space = make_space(prices=PRICES)
+    outcomes = [
+        (layout, profile, simulate(TRACE, layout, profile, load)) for layout, profile in space.layouts()
     ]
-    assert goal.cost(best.outcome.makespan_s, best.gpus) == min(costs)
+    assert len(outcomes) == 40
+    for objective in Objective:
+        goal = Goal(objective, targets)
+        costs = sorted(
+            goal.cost(outcome.makespan_s, layout.instances, PRICES[profile is ISOLATED])
+            for layout, profile, outcome in outcomes
+            if goal.is_met(outcome)
+        )
+        found = find(load, goal, prices=PRICES)
+        assert [plan.cost for plan in found[:2]] == costs[:2]
+        assert all(goal.is_met(plan.outcome) and plan.least_cost <= plan.cost for plan in found)
+
+
+def test_processes_find_what_one_finds() -> None:
+    """The same best plans; with `every` all plans, in the same order."""
+    goal = Goal(Objective.COST, (Bound("TTFT", 95, 3.0),))
+    assert find(Online(), goal, Search(workers=2))[:2] == find(Online(), goal)[:2]
+    alone = find(how=Search(every=True), gpus=2)
+    assert find(how=Search(every=True, workers=3), gpus=2) == alone
+    assert len(alone) == len(list(make_space(gpus=2).layouts()))
+
+
+def test_price_decides_between_machines() -> None:
+    """The one that is faster wins until it costs more than its speed is worth."""
+    double = PACKED.scaled(prefill=0.5, decode=0.5)
+    goal = Goal(Objective.COST)
+
+    def machine(fast: float) -> bool:
+        return find(goal=goal, profiles=(PACKED, double), prices=(1.0, fast))[0].profile is double
+
+    assert machine(fast=1.9)
+    assert not machine(fast=2.1)
+
+
+@pytest.mark.parametrize("prices", [(0.0,), (-1.0,), (1.0, 2.0, 3.0), (float("nan"),)])
+def test_price_without_sense_is_refused(prices: tuple[float, ...]) -> None:
+    """Too many, or not positive."""
+    with pytest.raises(ConfigError, match="price"):
+        make_space(prices=prices)
 
 
 def test_no_layout_beats_its_bound() -> None:
@@ -84,17 +125,17 @@ def test_budget_below_one_instance_is_infeasible(gpus: int, each: int, problem: 
 def test_latency_that_no_number_of_instances_reaches_adds_none() -> None:
     """One prefill takes longer; one step at the smallest N takes longer."""
     with pytest.raises(Infeasible, match="more instances do not help") as caught:
-        find(goal=Goal(ttft_p95_s=0.01), gpus=1000)
+        find(goal=Goal(targets=(Bound("TTFT", 95, 0.01),)), gpus=1000)
     assert caught.value.limit == "the TTFT target"
     with pytest.raises(Infeasible, match=r"0\.03 s at the smallest N.*more instances do not help") as caught:
-        find(goal=Goal(tpot_p95_s=0.029), gpus=1000)
+        find(goal=Goal(targets=(Bound("TPOT", 95, 0.029),)), gpus=1000)
     assert caught.value.limit == "the TPOT target"
 
 
 def test_target_that_the_budget_does_not_reach_names_the_nearest_layout() -> None:
     """With what was found there."""
     with pytest.raises(Infeasible, match=r"TTFT target: the best of .* layouts, .*GPU budget") as caught:
-        find(Online(4.0), Goal(ttft_p95_s=1.0), gpus=1)
+        find(Online(4.0), Goal(targets=(Bound("TTFT", 95, 1.0),)), gpus=1)
     assert caught.value.limit == "the TTFT target"
 
 
@@ -102,7 +143,8 @@ def test_target_costs_instances_and_no_more_than_needed() -> None:
     """A tighter target needs as many GPUs or more, and is met."""
     used = []
     for bound in (60.0, 2.0, 1.2):
-        best = find(Online(2.0), Goal(Objective.GPU_TIME, ttft_p95_s=bound), gpus=6, profiles=(PACKED,))[0]
+        goal = Goal(Objective.GPU_TIME, (Bound("TTFT", 95, bound),))
+        best = find(Online(2.0), goal, gpus=6, profiles=(PACKED,))[0]
         assert best.outcome.ttft.p95 <= bound
         used.append(best.gpus)
     assert used == sorted(used)
@@ -113,9 +155,11 @@ def test_target_costs_instances_and_no_more_than_needed() -> None:
 def test_bound_that_is_not_positive_is_refused(bound: float) -> None:
     """A size for a senseless target is worse than none."""
     with pytest.raises(ConfigError, match="TPOT"):
-        Goal(tpot_p95_s=bound)
+        Bound("TPOT", 95, bound)
     with pytest.raises(ConfigError, match="TTFT"):
-        Goal(ttft_p95_s=bound)
+        Bound("TTFT", 95, bound)
+    with pytest.raises(ConfigError, match="percentile 42 of TTFT is none of 50, 90, 95, 99"):
+        Bound("TTFT", 42, 1.0)
 
 
 def test_requests_above_the_kv_cache_are_infeasible() -> None:

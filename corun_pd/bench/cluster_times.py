@@ -7,22 +7,30 @@ streaming costs are in it. Times are in seconds.
 import asyncio
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import ParamSpec, TypeVar
 
+from corun_pd.bench.quiet import quietly
 from corun_pd.bench.workloads import EngineRequest, make_engine_requests
 from corun_pd.client import AsyncClient
 from corun_pd.core import InstanceInfo, Role
-from corun_pd.errors import ConfigError
+from corun_pd.errors import ConfigError, InvalidRequest
 
 __all__ = ["Answer", "ClusterTimes", "ask", "measure_cluster"]
 
 #: Prefill steps of one kind that are measured, tokens of a row, and decode steps of a sample.
 PREFILL_STEPS, ANSWER, WINDOW = 8, 48, 8
 #: Lengths of prompts beside N rows, and pulls of each length.
-KV_LEVELS, PULLS = 4, 3
+KV_LEVELS, PULLS = 3, 3
+#: Tokens of a short prompt, and requests that are refused to time the router.
+SHORT, REFUSALS = 16, 48
 #: Of rows beside prompts: their tokens, the prompts until all have joined, and those that are measured.
 BESIDE_ANSWER, BLOCKERS, BESIDE_STEPS = 192, 4, 12
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +56,22 @@ class Answer:
 class ClusterTimes:
     """As `StepTimes` has them: `prompts` are (tokens, prompts in a step, seconds), `decode` (KV tokens that a
     step of N rows reads, seconds), `transfers` (bytes, seconds from the first token to the second, KV tokens
-    of its step). `beside_prefill` and `beside_decode` are of steps while another instance takes the others.
+    of its step). `one_row` is as `decode`, of a step that holds one sequence. `beside_prefill` and
+    `beside_decode` are of steps while another instance takes the others. `refusal_s` is what a request takes
+    that the router refuses, among many; `ttft_s` are times to the first token of the prompts in
+    `ttft_tokens`, one at a time. `foreign_cores` is what others used of the machine at most.
     """
 
     prompts: Sequence[tuple[int, int, float]]
     decode: Sequence[tuple[int, float]]
+    one_row: Sequence[tuple[int, float]]
+    refusal_s: float
+    ttft_tokens: int
+    ttft_s: Sequence[float]
     transfers: Sequence[tuple[int, float, int]] = ()
     beside_prefill: Sequence[tuple[int, int, float]] = ()
     beside_decode: Sequence[tuple[int, float]] = ()
+    foreign_cores: float = 0.0
 
 
 async def ask(client: AsyncClient, request: EngineRequest, samples: int = 1) -> list[Answer]:
@@ -98,24 +114,64 @@ class _Probe:
         self._rows = info.slots * sum(one.role is not Role.PREFILL for one in infos)
         pool = min(one.blocks for one in infos) * info.block_tokens
         room = pool // info.slots - 2 * info.block_tokens
+        self._pool = pool * (self._rows // info.slots) - 2 * info.block_tokens * self._rows
         self._longest = min(longest, info.max_model_tokens - ANSWER, room - ANSWER)
         self._drawn = 0
+        self._chunk_s = self._step_s = self._foreign_cores = 0.0
         if self._longest < 1:
             raise ConfigError(
                 f"the KV pool of {pool} tokens does not hold {info.slots} rows of {ANSWER} tokens"
             )
 
     async def measure(self) -> ClusterTimes:
-        await self._decode(16)  # the first of everything is slow
-        await self._transfers(16)
-        lengths = [length for length in (16 << n for n in range(14)) if length < self._longest]
-        prompts = [await self._prompts(length) for length in [*lengths, self._longest]]
-        levels = sorted({max(1, self._longest * at // (KV_LEVELS - 1)) for at in range(KV_LEVELS)})
-        decode = [sample for length in levels for sample in await self._decode(length)]
-        if not self._is_apart:
-            return ClusterTimes(prompts, decode)
-        transfers = [one for length in [*lengths, self._longest] for one in await self._transfers(length)]
-        return ClusterTimes(prompts, decode, transfers, *await self._beside())
+        await self._decode(SHORT, self._rows)  # the first of everything is slow
+        await self._transfers(SHORT)
+        lengths = [length for length in (SHORT << n for n in range(14)) if length < self._longest]
+        # Short prompts are many to a step of packed prefill, which costs the same whatever it holds.
+        least = self._info.prefill_tokens // 2 if self._is_packed else 1
+        wide = [length for length in [*lengths, self._longest] if length >= least] or [self._longest]
+        prompts = [await self._quiet(self._prompts, length) for length in wide]
+        self._chunk_s = max(seconds / max(1, n // self._info.prefill_tokens) for n, _, seconds in prompts)
+        one_row = await self._quiet(self._decode, SHORT, 1)
+        self._step_s = min(seconds for _, seconds in one_row)
+        levels = sorted({max(SHORT, self._longest * at // (2 * KV_LEVELS - 2)) for at in range(KV_LEVELS)})
+        decode = [await self._quiet(self._decode, length, self._rows) for length in levels]
+        times = ClusterTimes(
+            prompts,
+            list(chain.from_iterable(decode)),
+            one_row,
+            await self._quiet(self._refusals),
+            SHORT,
+            await self._quiet(self._first_tokens),
+        )
+        if self._is_apart:
+            transfers = [await self._quiet(self._transfers, length) for length in [*lengths, self._longest]]
+            prefill, decoded = await self._quiet(self._beside)
+            times = replace(
+                times,
+                transfers=list(chain.from_iterable(transfers)),
+                beside_prefill=prefill,
+                beside_decode=decoded,
+            )
+        return replace(times, foreign_cores=self._foreign_cores)
+
+    async def _quiet(self, measure: Callable[P, Awaitable[T]], *arguments: P.args, **named: P.kwargs) -> T:
+        found, cores = await quietly(lambda: measure(*arguments, **named))
+        self._foreign_cores = max(self._foreign_cores, cores)
+        return found
+
+    async def _first_tokens(self) -> list[float]:
+        """Of short prompts, one at a time."""
+        return [(await self._all(self._requests(SHORT, 1, output=1)))[0].ttft_s for _ in range(3 * PULLS)]
+
+    async def _refusals(self) -> float:
+        """Seconds a request, of many that come at once and that the router refuses."""
+        requests = self._requests(SHORT, REFUSALS, output=self._info.max_model_tokens + 1)
+        start_s = time.perf_counter()
+        errors = await asyncio.gather(*(ask(self._client, one) for one in requests), return_exceptions=True)
+        if not all(isinstance(error, InvalidRequest) for error in errors):
+            raise ConfigError(f"requests above the model's limit were not refused: {errors[0]!r}")
+        return (time.perf_counter() - start_s) / REFUSALS
 
     def _requests(self, length: int, count: int, output: int) -> list[EngineRequest]:
         self._drawn += 1
@@ -136,9 +192,15 @@ class _Probe:
         end_s = max(answer.token_s[0] for answer in answers)
         return (length, together, (end_s - start_s) / PREFILL_STEPS)
 
-    async def _decode(self, length: int) -> list[tuple[int, float]]:
-        """Steps in which every row holds a sequence, from prompts of `length` tokens on."""
-        answers = await self._all(self._requests(length, self._rows, output=ANSWER))
+    async def _decode(self, length: int, rows: int) -> list[tuple[int, float]]:
+        """Steps of `rows` sequences at once, from prompts of `length` tokens on.
+
+        The first to come goes on until the last has come, and then all go on for a while.
+        """
+        chunks = -(-length * rows // (self._info.prefill_tokens * self._prefills))
+        joining = round(1.5 * chunks * self._chunk_s / self._step_s) if self._step_s else 0
+        output = min(ANSWER + joining, self._info.max_model_tokens - length, self._pool // rows - length)
+        answers = await self._all(self._requests(length, rows, output=max(2, output)))
         start_s = max(answer.token_s[1] for answer in answers)
         end_s = min(answer.token_s[-1] for answer in answers)
         return self._steps(answers, length, start_s, end_s)
@@ -153,7 +215,8 @@ class _Probe:
         for first, last in zip(ends[::WINDOW], ends[WINDOW::WINDOW], strict=False):
             middle_s = (first + last) / 2
             tokens = [bisect_right(answer.token_s, middle_s) for answer in answers]
-            read = sum(length + count for count in tokens) * self._info.slots // len(answers)
+            instances = max(1, len(answers) // self._info.slots)
+            read = sum(length + count for count in tokens) // instances
             samples.append((read, (last - first) / WINDOW))
         return samples
 
@@ -168,7 +231,7 @@ class _Probe:
 
     async def _beside(self) -> tuple[list[tuple[int, int, float]], list[tuple[int, float]]]:
         """Prompts of a chunk in a row while all rows decode. The first of them let the rows join."""
-        chunk, length = min(self._info.prefill_tokens, self._longest), 16
+        chunk, length = min(self._info.prefill_tokens, self._longest), SHORT
         blockers = BLOCKERS * self._prefills
         rows = self._requests(length, self._rows, output=min(BESIDE_ANSWER, self._longest))
         prompts = self._requests(chunk, blockers + BESIDE_STEPS * self._prefills, output=1)

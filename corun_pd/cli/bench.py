@@ -28,6 +28,7 @@ from corun_pd.cli.bench_options import (
     plan_options,
 )
 from corun_pd.cli.bench_planner import planner
+from corun_pd.cli.bench_planner_speed import planner_speed
 from corun_pd.engine.base import EngineInfo
 from corun_pd.errors import ConfigError, SetupError
 
@@ -42,6 +43,7 @@ def bench() -> None:
 bench.add_command(determinism)
 bench.add_command(fleet)
 bench.add_command(planner)
+bench.add_command(planner_speed)
 
 
 def _experiment(name: str, modes: str) -> click.Command:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import click
 
 from corun_pd.bench.cluster_times import Answer, ask
+from corun_pd.bench.quiet import quietly
 from corun_pd.bench.report import print_table, write_result
 from corun_pd.bench.workloads import EngineRequest, make_engine_requests
 from corun_pd.cli.cluster_profile import machine, profile_cluster, show_profile
@@ -127,7 +128,12 @@ async def _compare(
     requests = make_engine_requests(
         [(one.prompt_tokens, one.output_tokens) for one in workload.requests], info.vocabulary
     )
-    runs = [await _run(client, workload, requests) for _ in range(settings["repeats"])]
+    runs: list[Figures] = []
+    foreign_cores = 0.0
+    for _ in range(settings["repeats"]):
+        run, cores = await quietly(lambda: _run(client, workload, requests))
+        runs.append(run)
+        foreign_cores = max(foreign_cores, cores)
     return Comparison(
         workload.name,
         layout.words,
@@ -135,6 +141,7 @@ async def _compare(
         Figures.median_of(runs),
         Figures.predicted(simulate(workload.requests, layout, profile, workload.load)),
         spread=Figures.spread_of(runs),
+        foreign_cores=foreign_cores,
     )
 
 
@@ -239,7 +246,11 @@ def _pinned(settings: dict[str, Any]) -> Iterator[Sequence[int]]:
 def _show(rows: Sequence[Comparison]) -> None:
     for row in rows:
         errors = ", ".join(f"{metric} {row.error(metric):+.1%}" for metric in METRICS)
-        click.echo(f"{row.workload} on {row.layout}: {row.measured.seconds['makespan']:.2f} s; {errors}")
+        click.echo(
+            f"{row.workload} on {row.layout}: {row.measured.seconds['makespan']:.2f} s "
+            f"(runs {row.spread.seconds['makespan']:.1%} apart, others used {row.foreign_cores:.2f} cores); "
+            f"{errors}"
+        )
 
 
 def _write(rows: Sequence[Comparison], profiles: dict[str, Profile], settings: dict[str, Any]) -> None:
@@ -253,6 +264,7 @@ def _write(rows: Sequence[Comparison], profiles: dict[str, Profile], settings: d
             "predicted_s": dict(row.predicted.seconds),
             "error_ratio": {metric: row.error(metric) for metric in METRICS},
             "spread_ratio": dict(row.spread.seconds),
+            "foreign_cores": row.foreign_cores,
         }
         for row in rows
     ]

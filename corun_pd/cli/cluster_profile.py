@@ -14,8 +14,8 @@ from corun_pd.bench.cluster_times import ClusterTimes, measure_cluster
 from corun_pd.bench.report import machine_facts
 from corun_pd.client import AsyncClient
 from corun_pd.core import InstanceInfo, Role
-from corun_pd.planner.cost import Beside, Profile, StepCost, TransferCost
-from corun_pd.planner.fit import MOST_BYTES_PER_S, fit_decode, fit_prefill, fit_transfer
+from corun_pd.planner.cost import Beside, DecodePoint, Profile, RouterCost, StepCost, TransferCost
+from corun_pd.planner.fit import MOST_BYTES_PER_S, fit_decode, fit_prefill, fit_transfer, with_rows
 from corun_pd.planner.prefill_cost import IsolatedCost, PackedCost
 
 __all__ = ["machine", "profile_cluster", "show_profile"]
@@ -32,13 +32,15 @@ def make_profile(infos: list[InstanceInfo], times: ClusterTimes, machine: dict[s
     info = infos[0]
     mode = "packed" if "packed" in info.settings.get("prefill_mode", "") else "isolated"
     prefill, prefill_error = fit_prefill(mode, info.prefill_tokens, times.prompts)  # type: ignore[arg-type]
-    point, decode_error = fit_decode(info.slots, times.decode)
-    step = StepCost(point.base_s, point.kv_token_s)
+    whole, decode_error = fit_decode(info.slots, times.decode)
+    point = with_rows(whole, times.one_row)
+    # A pull is measured alone, and so is the step after it: of one row.
+    step = StepCost(point.base_s + point.row_s, point.kv_token_s)
     transfer, transfer_error = TransferCost(latency_s=0.0, bytes_per_s=MOST_BYTES_PER_S), 0.0
     if times.transfers:
         transfer, transfer_error = fit_transfer(times.transfers, step)
     return Profile(
-        machine=machine,
+        machine=machine | {"used_by_others": f"{times.foreign_cores:.2f} cores at most"},
         versions=machine_facts()["versions"],
         fingerprint=info.fingerprint,
         contract=dict(info.settings),
@@ -48,11 +50,14 @@ def make_profile(infos: list[InstanceInfo], times: ClusterTimes, machine: dict[s
         transfer=transfer,
         start_up_s=0.0,
         company=_company(infos),
-        beside=_beside(times, prefill, step),
+        beside=_beside(times, prefill, whole),
+        router=_router(times, prefill),
         residuals={"prefill": prefill_error, "decode": decode_error, "transfer": transfer_error},
         samples={
             "prefill": tuple(times.prompts),
             f"decode of {info.slots}": tuple(times.decode),
+            "decode of one row": tuple(times.one_row),
+            "first tokens": tuple((times.ttft_tokens, seconds) for seconds in times.ttft_s),
             "transfer": tuple(times.transfers),
             "prefill beside decode": tuple(times.beside_prefill),
             "decode beside prefill": tuple(times.beside_decode),
@@ -80,6 +85,8 @@ def show_profile(profile: Profile) -> None:
         f"profile: prefill of {prefill.chunk_tokens} tokens {1e3 * full:.1f} ms, decode step "
         f"{1e3 * decode.base_s:.2f} ms and {1e9 * decode.kv_token_s:.1f} ns a KV token, transfer "
         f"{1e3 * profile.transfer.latency_s:.1f} ms"
+        + f"; a row {1e3 * decode.row_s:.2f} ms, the router {1e3 * profile.router.request_s:.2f} ms "
+        + f"a request and {1e3 * profile.router.latency_s:.1f} ms"
         + ("" if beside is None else f"; beside others x{beside.prefill:.2f} and x{beside.decode:.2f}")
         + "; largest errors "
         + ", ".join(f"{name} {error:.1%}" for name, error in profile.residuals.items())
@@ -92,7 +99,13 @@ def _company(infos: list[InstanceInfo]) -> str:
     return f"a cluster of {there}, through its router and a streaming client; others idle but for `beside`"
 
 
-def _beside(times: ClusterTimes, prefill: IsolatedCost | PackedCost, step: StepCost) -> Beside | None:
+def _router(times: ClusterTimes, prefill: IsolatedCost | PackedCost) -> RouterCost:
+    """What a request takes before and after its prefill, when nothing else is there."""
+    latency_s = median(times.ttft_s) - prefill.alone_s(times.ttft_tokens) - times.refusal_s
+    return RouterCost(request_s=times.refusal_s, latency_s=max(0.0, latency_s))
+
+
+def _beside(times: ClusterTimes, prefill: IsolatedCost | PackedCost, step: DecodePoint) -> Beside | None:
     """How much slower steps are beside others; None where that was not measured."""
     if not times.beside_prefill or not times.beside_decode:
         return None

@@ -43,7 +43,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One workload on one layout. `spread` is how far apart the measured runs are, as a share."""
+    """One workload on one layout. `spread` is how far apart the measured runs are, as a share.
+
+    `foreign_cores` is what others used of the machine meanwhile, at most.
+    """
 
     workload: str
     layout: str
@@ -51,6 +54,7 @@ class Comparison:
     measured: Figures
     predicted: Figures
     spread: Figures = Figures(dict.fromkeys(METRICS, 0.0))
+    foreign_cores: float = 0.0
 
     def error(self, metric: str) -> float:
         """Of the prediction, as a share of the measurement; above 0: too long. 0 when both are 0."""

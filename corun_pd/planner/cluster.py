@@ -44,6 +44,7 @@ class Cluster(ABC):
         self.prompts: list[Prompts] = []
         self.rows: list[Rows] = []
         self.prefill_busy, self.decode_filled = Timeline(), Timeline()
+        self._arrival_s: float | None = None
         self._source = source
         self._record = record
         self._layout = layout
@@ -53,8 +54,7 @@ class Cluster(ABC):
     def first_events(self, failures: Failures | None) -> list[Event]:
         """What starts the simulation."""
         self._share_devices()
-        arrival_s = self._source.next_arrival_s()
-        events: list[Event] = [(0.0, self._place)] if arrival_s is None else [(arrival_s, self._arrive)]
+        events: list[Event] = [(0.0, self._place)]
         if failures is not None:
             for number, instance in enumerate(self._instances()):
                 events.append(_Fate(self, instance, failures, failures.draws(number)).next_failure(0.0))
@@ -76,11 +76,7 @@ class Cluster(ABC):
 
     def _arrive(self, now_s: float) -> list[Event]:
         self._source.arrive(now_s)
-        events = self._place(now_s)
-        arrival_s = self._source.next_arrival_s()
-        if arrival_s is not None:
-            events.append((arrival_s, self._arrive))
-        return events
+        return self._place(now_s)
 
     def _place(self, now_s: float) -> list[Event]:
         """Places those at the head of the queue, as long as there is room."""
@@ -88,12 +84,15 @@ class Cluster(ABC):
         source = self._source
         while True:
             source.refill(now_s, self.in_system)
-            if not source.queue:
-                return events
-            started = self._submit(source.queue[0], now_s)
+            started = self._submit(source.queue[0], now_s) if source.queue else None
             if started is None:
-                return events
+                break
             events += started
+        arrival_s = source.next_arrival_s()
+        if arrival_s is not None and arrival_s != self._arrival_s:
+            self._arrival_s = arrival_s
+            events.append((arrival_s, self._arrive))
+        return events
 
     def _started(self, job: Job, now_s: float) -> None:
         self.in_system += 1

@@ -16,7 +16,7 @@ from corun_pd.errors import ConfigError
 from corun_pd.planner.curve import Curve
 from corun_pd.planner.prefill_cost import IsolatedCost, PackedCost
 
-__all__ = ["Beside", "DecodePoint", "Profile", "StepCost", "TransferCost", "load_profile"]
+__all__ = ["Beside", "DecodePoint", "Profile", "RouterCost", "StepCost", "TransferCost", "load_profile"]
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -25,18 +25,24 @@ PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class StepCost(NamedTuple):
-    """A decode step at one N: `base_s` and `kv_token_s` for each token of KV cache that is read."""
+    """A decode step of one N: `base_s`, and for each KV token read `kv_token_s`, for each row `row_s`."""
 
     base_s: float
     kv_token_s: float
+    row_s: float = 0.0
 
 
 class DecodePoint(Model):
-    """A decode step of `slots` rows."""
+    """A decode step of `slots` rows, padding among them.
+
+    `row_s` is what a row that holds a sequence takes besides: its token's way to the client, where that is on
+    the engine's own cores.
+    """
 
     slots: PositiveInt
     base_s: PositiveSeconds
     kv_token_s: Seconds = 0.0
+    row_s: Seconds = 0.0
 
 
 class TransferCost(Model):
@@ -44,6 +50,16 @@ class TransferCost(Model):
 
     latency_s: Seconds
     bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class RouterCost(Model):
+    """The router before the engines: it takes `request_s` for each request, one after the other.
+
+    `latency_s` is what the ways between client, router and instance add until the first token is there.
+    """
+
+    request_s: Seconds = 0.0
+    latency_s: Seconds = 0.0
 
 
 class Beside(Model):
@@ -75,6 +91,7 @@ class Profile(Model):
     start_up_s: Seconds
     company: str = ""
     beside: Beside | None = None
+    router: RouterCost = RouterCost()
     residuals: dict[str, Seconds] = Field(default_factory=dict)
     samples: dict[str, tuple[tuple[float, ...], ...]] = Field(default_factory=dict)
 
@@ -98,13 +115,17 @@ class Profile(Model):
         right, left = points[at], points[max(at - 1, 0)]
         part = (slots - left.slots) / (right.slots - left.slots) if right is not left else 0.0
         slope = left.kv_token_s + (right.kv_token_s - left.kv_token_s) * part
-        return StepCost(self._base(slots), slope)
+        return StepCost(self._base(slots), slope, left.row_s + (right.row_s - left.row_s) * part)
 
     def scaled(self, prefill: float = 1.0, decode: float = 1.0, transfer: float = 1.0) -> Self:
         """The same with costs taken so many times."""
         points = tuple(
             point.model_copy(
-                update={"base_s": point.base_s * decode, "kv_token_s": point.kv_token_s * decode}
+                update={
+                    "base_s": point.base_s * decode,
+                    "kv_token_s": point.kv_token_s * decode,
+                    "row_s": point.row_s * decode,
+                }
             )
             for point in self.decode
         )

@@ -7,13 +7,14 @@ with its largest relative error on what it was made from, the samples far off am
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 from typing import Final, Literal
 
 from corun_pd.errors import ConfigError
 from corun_pd.planner.cost import DecodePoint, StepCost, TransferCost
 from corun_pd.planner.prefill_cost import IsolatedCost, PackedCost
 
-__all__ = ["fit_decode", "fit_prefill", "fit_transfer", "rising"]
+__all__ = ["MOST_BYTES_PER_S", "fit_decode", "fit_prefill", "fit_transfer", "rising", "with_rows"]
 
 #: What a link carries at most: a slope that measurement cannot tell from none becomes this.
 MOST_BYTES_PER_S: Final = 1e13
@@ -57,6 +58,16 @@ def rising(points: Iterable[DecodePoint]) -> tuple[DecodePoint, ...]:
         least = found[-1].base_s if found else 0.0
         found.append(point.model_copy(update={"base_s": max(point.base_s, least)}))
     return tuple(found)
+
+
+def with_rows(point: DecodePoint, one_row: Sequence[tuple[int, float]]) -> DecodePoint:
+    """The point with its base parted into rows and the rest, by steps of one row: (KV tokens, seconds)."""
+    others = point.slots - 1
+    if not others or not one_row:
+        return point
+    alone_s = median(seconds - kv * point.kv_token_s for kv, seconds in one_row)
+    row_s = min(max(0.0, (point.base_s - alone_s) / others), point.base_s / (2 * point.slots))
+    return point.model_copy(update={"base_s": point.base_s - point.slots * row_s, "row_s": row_s})
 
 
 def fit_transfer(transfers: Sequence[tuple[int, float, int]], step: StepCost) -> tuple[TransferCost, float]:

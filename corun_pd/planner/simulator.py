@@ -1,8 +1,8 @@
 """Runs a trace through a simulated cluster and says how long it took and what it kept busy.
 
 The router's policy picks instances, the engines' policy fills prefill steps: the code that runs in the
-cluster, over the times of a cost profile. Left out: the router's and the clients' own time, the wire but
-for KV transfers, faults, and prefix reuse, which the engines do not do.
+cluster, over the times of a cost profile. Left out: the wire but for KV transfers
+and what the profile says of the router, and prefix reuse between requests, which the engines do not do.
 """
 
 import math
@@ -16,7 +16,7 @@ from corun_pd.planner.layout import Layout
 from corun_pd.planner.load import Load
 from corun_pd.planner.outcome import Outcome, Percentiles, PoolUse
 from corun_pd.planner.record import Observer, Record
-from corun_pd.planner.source import Source
+from corun_pd.planner.source import RoutedSource, Source
 from corun_pd.planner.traces import TraceRequest
 from corun_pd.planner.whole import Whole
 
@@ -49,7 +49,11 @@ def simulate(
     seconds after the first request came.
     """
     record = Record(observer)
-    source = Source(requests, load, max_tokens, record, layout)
+    router = profile.router
+    if router.request_s or router.latency_s:
+        source: Source = RoutedSource(requests, load, max_tokens, record, layout, router)
+    else:
+        source = Source(requests, load, max_tokens, record, layout)
     cluster = (Whole if layout.colocated else Apart)(source, record, layout, profile)
     first_s = source.next_arrival_s() or 0.0
     run_events(cluster.first_events(failures), first_s + until_s)

@@ -5,13 +5,14 @@ from collections.abc import Iterable
 
 from corun_pd.core import Edge
 from corun_pd.errors import ConfigError, SetupError
+from corun_pd.planner.cost import RouterCost
 from corun_pd.planner.job import Job
 from corun_pd.planner.layout import Layout
 from corun_pd.planner.load import ClosedLoop, Load, Offline, Online
 from corun_pd.planner.record import Record
 from corun_pd.planner.traces import TraceRequest
 
-__all__ = ["Source"]
+__all__ = ["RoutedSource", "Source"]
 
 
 class Source:
@@ -119,3 +120,59 @@ class Source:
         else:
             first.siblings = samples[1:]
             self.queue.append(first)
+
+
+class RoutedSource(Source):
+    """Requests that a router takes in one after the other, which costs time.
+
+    `coming` is the next one: when it came to the router, and when the router has it in its queue.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[TraceRequest],
+        load: Load,
+        max_tokens: int,
+        record: Record,
+        layout: Layout,
+        router: RouterCost,
+    ) -> None:
+        super().__init__(requests, load, max_tokens, record, layout)
+        self.coming: tuple[float, float] | None = None
+        self._router = router
+        self._free_s = 0.0
+        self._in_system = 0
+        self._prepare(0.0)
+
+    def next_arrival_s(self) -> float | None:
+        """When the router has the next request; None: not before others end."""
+        return None if self.coming is None else self.coming[1]
+
+    def arrive(self, now_s: float) -> None:
+        """See `Source.arrive`."""
+        while self.coming is not None and self.coming[1] <= now_s:
+            came_s, self.coming = self.coming[0], None
+            self._draw(came_s)
+            self._prepare(now_s)
+
+    def refill(self, now_s: float, in_system: int) -> None:
+        """See `Source.refill`."""
+        self._in_system = in_system
+        self._prepare(now_s)
+        if not self.queue and self._behind and self._next is None:
+            self.queue.append(self._behind.popleft())
+
+    def _prepare(self, now_s: float) -> None:
+        """The router turns to the next request, if there is one."""
+        load = self._load
+        if self.coming is not None or self._next is None:
+            return
+        came_s = 0.0
+        if isinstance(load, ClosedLoop):
+            if self._in_system + self._waiting >= load.in_flight:
+                return
+            came_s = now_s
+        elif isinstance(load, Online):
+            came_s = super().next_arrival_s() or 0.0
+        self._free_s = max(self._free_s, came_s) + self._router.request_s
+        self.coming = (came_s, self._free_s + self._router.latency_s)

@@ -46,9 +46,9 @@ class Work:
 
     def least_makespan_s(self, layout: Layout) -> float:
         """No schedule is faster: the busiest pool without padding or waiting, and the longest answer."""
-        base_s, kv_token_s = self.profile.decode_step(layout.slots)
-        decode_s = self.row_steps / layout.slots * base_s + self.kv_reads * kv_token_s
-        longest_s = (self.most_output - 1) * base_s
+        base_s, kv_token_s, row_s = self.profile.decode_step(layout.slots)
+        decode_s = self.row_steps * (base_s / layout.slots + row_s) + self.kv_reads * kv_token_s
+        longest_s = (self.most_output - 1) * (base_s + row_s)
         if layout.colocated:
             return max((self.prefill_s + decode_s) / layout.colocated, longest_s)
         return max(self.prefill_s / layout.prefill, decode_s / layout.decode, longest_s)

@@ -17,11 +17,11 @@ class ColocatedInstance(PromptInstance, RowInstance):
 
     Between two decode steps the policy is asked again only when its answer can have changed: a row ended, a
     prompt came, or its patience is over. `put_off` is for how many decode steps prompts have waited.
-    `is_looking`: what its steps gave is being told, and its next step comes after. `is_starting`: it was
-    idle, and starts when all that comes at this moment has come.
+    The engine goes on before the router hears what a step gave, so what the router does about it is too
+    late for the next step. `is_starting`: it was idle, and starts when all that comes at this moment has
+    come.
     """
 
-    is_looking: bool = False
     is_starting: bool = False
     put_off: int = 0
 
@@ -35,12 +35,12 @@ class ColocatedInstance(PromptInstance, RowInstance):
         job.become_candidate(self.info, output=job.demand.max_tokens)
         is_first = not self.prompts
         self.prompts.add(job)
-        if self.step is not None or self.is_looking or self.is_starting:
+        if self.step is not None or self.is_starting:
             return []
         if not self.rows:
             self.is_starting = True
             return [(now_s, self._start)]
-        steps = self.rows.steps_until(self.pace.own_s(now_s))
+        steps = max(1, self.rows.steps_until(self.pace.own_s(now_s)))  # one has started, if only just now
         if is_first:
             self.put_off = -steps  # nothing waits before the step that is under way ends
         return self._plan(steps)
@@ -78,27 +78,25 @@ class ColocatedInstance(PromptInstance, RowInstance):
         return events + self._changed(now_s)
 
     def _prefilled(self, done: list[Job], now_s: float) -> Events:
-        events: list[Event] = []
-        self.is_looking = True
+        for job in done:
+            if job.output > 1:
+                self.rows.join(job)
+            else:
+                self.prompts.held_blocks -= job.blocks
+        events = self._step(now_s)
         for job in done:
             events += self.host.prompt_computed(job, now_s)
             if job.output > 1:
                 self.host.decode_started(job, now_s)
-                self.rows.join(job)
             else:
-                events += self._finished(job, now_s)
-        self.is_looking = False
-        return events + self._step(now_s)
+                events += self.host.finished(job, now_s)
+        return events
 
     def _look(self, steps: int, now_s: float) -> Events:
         self.put_off = self.put_off + steps if self.prompts else 0
-        events: list[Event] = []
-        self.is_looking = True
-        for job in self.rows.pop_ended():
-            events += self._finished(job, now_s)
-        self.is_looking = False
-        return events + self._step(now_s)
-
-    def _finished(self, job: Job, now_s: float) -> Events:
-        self.prompts.held_blocks -= job.blocks
-        return self.host.finished(job, now_s)
+        ended = self.rows.pop_ended()
+        self.prompts.held_blocks -= sum(job.blocks for job in ended)
+        events = self._step(now_s)
+        for job in ended:
+            events += self.host.finished(job, now_s)
+        return events

@@ -40,6 +40,7 @@ class PrefillInstance(PromptInstance):
         return events + self._changed(now_s)
 
     def _prefilled(self, done: list[Job], now_s: float) -> Events:
-        self.is_waking = True  # what comes of it is there before the next step
-        events = [event for job in done for event in self.host.prompt_computed(job, now_s)]
-        return events + self._start(now_s)
+        events = self._start(now_s)  # before the router hears what the step gave
+        for job in done:
+            events += self.host.prompt_computed(job, now_s)
+        return events

@@ -1,7 +1,8 @@
 """The rows of a fixed-shape decode step, advanced many steps at a time.
 
 A step costs the same whatever its rows hold, but for the KV tokens that are read, and these grow by one a
-row and step. So while no row comes or goes, k steps take k·base + slope·(k·kv + rows·k(k-1)/2) seconds.
+row and step. So while no row comes or goes, k steps take k·base + slope·(k·kv + rows·k(k-1)/2) seconds;
+what rows cost besides is in the base.
 """
 
 import heapq
@@ -53,18 +54,20 @@ class Rows:
 
     def duration_s(self, steps: int) -> float:
         """Of the next `steps` steps."""
-        base_s, kv_token_s = self._cost
-        grown = len(self._ends) * steps * (steps - 1) / 2
-        return steps * base_s + kv_token_s * (steps * self._kv_tokens + grown)
+        base_s, kv_token_s, row_s = self._cost
+        rows = len(self._ends)
+        grown = rows * steps * (steps - 1) / 2
+        return steps * (base_s + row_s * rows) + kv_token_s * (steps * self._kv_tokens + grown)
 
     def steps_until(self, at_s: float) -> int:
         """How many more steps end at `at_s` or are the first to end after it."""
         span_s = at_s - self.now_s
         if span_s <= 0:
             return 0
-        base_s, kv_token_s = self._cost
-        square = kv_token_s * len(self._ends) / 2
-        linear = base_s + kv_token_s * self._kv_tokens - square
+        base_s, kv_token_s, row_s = self._cost
+        rows = len(self._ends)
+        square = kv_token_s * rows / 2
+        linear = base_s + row_s * rows + kv_token_s * self._kv_tokens - square
         steps = math.ceil(2 * span_s / (linear + math.sqrt(linear * linear + 4 * square * span_s)))
         while self.duration_s(steps) < span_s:  # rounding
             steps += 1

@@ -73,8 +73,8 @@ def test_nonsense_is_refused(change: dict[str, Any], place: str) -> None:
 def test_decode_step_is_interpolated_and_never_extrapolated() -> None:
     """A width that was not measured is an error, not a guess."""
     profile = Profile.model_validate(make_profile())
-    assert profile.decode_step(8) == pytest.approx((0.01, 1e-8))
-    assert profile.decode_step(132) == pytest.approx((0.015, 2e-8))
+    assert profile.decode_step(8) == pytest.approx((0.01, 1e-8, 0.0))
+    assert profile.decode_step(132) == pytest.approx((0.015, 2e-8, 0.0))
     with pytest.raises(ConfigError, match="257 was not measured; the profile has 8 to 256"):
         profile.decode_step(257)
 

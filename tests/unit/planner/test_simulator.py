@@ -200,13 +200,18 @@ def reference(
     queue, waiting, running = list(range(len(requests))), list[int](), list[int]()
     computed, produced = [0] * len(requests), [0] * len(requests)
     now_s, put_off, ends = 0.0, 0, [0.0] * len(requests)
-    while queue or waiting or running:
-        if queue and not waiting and not running:
-            now_s = max(now_s, arrivals[queue[0]])
-        while queue and arrivals[queue[0]] <= now_s and len(waiting) + len(running) < slots + lookahead:
+
+    def place(until_s: float) -> None:
+        """What came to the router goes to the engine while there is room. The engine does not wait."""
+        while queue and arrivals[queue[0]] <= until_s and len(waiting) + len(running) < slots + lookahead:
             if sum(block_need[r] for r in [queue[0], *waiting, *running]) > blocks:
                 break
             waiting.append(queue.pop(0))
+
+    while queue or waiting or running:
+        if not waiting and not running:
+            now_s = max(now_s, arrivals[queue[0]])
+            place(now_s)
         part = next((r for r in running if computed[r] < requests[r][0]), None)
         free = blocks - sum(engine_need[r] for r in running)
         shares = policy.next_step(
@@ -233,6 +238,7 @@ def reference(
             ran = [r for r in running if r != part]
             assert ran
             now_s += cost.base_s + cost.kv_token_s * sum(requests[r][0] + produced[r] for r in ran)
+        place(now_s)
         for r in ran:
             produced[r] += 1
             if produced[r] == requests[r][1]:

@@ -2,9 +2,10 @@
 
     python tools/results_table.py [--check]
 
-Replaces what stands between the markers of README.md (the few tables a reader wants), docs/benchmarks.md (all
-of engines and router) and docs/batch.md (offline jobs), and draws docs/figures. With --check it changes
-nothing and fails when a text or a figure is not what the data give. A result that is not there is left out.
+Replaces what stands between the markers of README.md (the few tables a reader wants), docs/planner.md (the
+planner's), docs/batch.md (offline jobs) and docs/benchmarks.md (all others), and draws docs/figures. With
+--check it changes nothing and fails when a text or a figure is not what the data give. A result that is not
+there is left out.
 """
 
 import argparse
@@ -37,6 +38,9 @@ HEADINGS: Final = {
     "batch": "Offline jobs",
 }
 
+#: Those of docs/planner.md.
+PLANNER: Final = ("planner", "planner-speed")
+
 #: The throughput that the README shows; the rest is in docs/benchmarks.md.
 README_THROUGHPUT: Final = ("throughput-qwen3-8b-h200", "throughput-qwen3-8b-12-layers-h200")
 
@@ -47,7 +51,7 @@ def load(folder: Path) -> Results:
     """The results by the names of their files, in order. Exits on one of no known experiment."""
     results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
     for name, result in results.items():
-        if result.get("experiment") not in HEADINGS:
+        if result.get("experiment") not in (*HEADINGS, *PLANNER):
             raise SystemExit(f"{folder / name}.json: experiment {result.get('experiment')!r} has no section")
     return results
 
@@ -86,6 +90,12 @@ def benchmarks(results: Results) -> str:
             if experiment in PLOTS:
                 parts.append(f"![{heading}: {name}](figures/{name}.svg)")
     return _join(parts)
+
+
+def planner(results: Results) -> str:
+    """How far predictions are from measurements, and how long they take."""
+    speed = [markdown.planner_speed(result) for result in _of(results, "planner-speed")]
+    return _join([markdown.planner(_of(results, "planner")), *speed])
 
 
 def _section(result: dict[str, Any]) -> str:
@@ -143,7 +153,12 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     folder, figures = root / "bench" / "results", root / "docs" / "figures"
     results = load(folder)
     wrong = []
-    places = {"README.md": readme, "docs/benchmarks.md": benchmarks, "docs/batch.md": batch}
+    places = {
+        "README.md": readme,
+        "docs/planner.md": planner,
+        "docs/batch.md": batch,
+        "docs/benchmarks.md": benchmarks,
+    }
     for place, section in ((root / name, made_by) for name, made_by in places.items()):
         text = place.read_text()
         made = replaced(text, section(results), place)

@@ -5,6 +5,7 @@ of those that are, and is empty when there are none.
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any, Final
 
 from corun_pd.bench.experiments import TOTAL
@@ -17,6 +18,8 @@ __all__ = [
     "determinism",
     "listing",
     "operators",
+    "planner",
+    "planner_speed",
     "router",
     "subject",
     "table",
@@ -66,6 +69,50 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) ->
     """A Markdown table; the first `texts` columns are text, the others are figures."""
     lines = [head, ["---"] * texts + ["---:"] * (len(head) - texts), *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in lines)
+
+
+def planner(results: Sequence[Result]) -> str:
+    """Predictions against measurements: what is off over all workloads, then each of them."""
+    parts = []
+    for result in results:
+        rows = result["rows"]
+        engine, repeats = rows[0]["engine"], result["settings"]["repeats"]
+        kind = "fake engines in real time" if engine == "fake" else f"real engines, {subject(result)}"
+        metrics = list(rows[0]["error_ratio"])
+        summary = []
+        for layout in dict.fromkeys(row["layout"] for row in rows):
+            errors = [row["error_ratio"] for row in rows if row["layout"] == layout]
+            cells = [sorted(abs(error[metric]) for error in errors) for metric in metrics]
+            summary.append([layout, *(f"{median(cell):.1%} / {cell[-1]:.1%}" for cell in cells)])
+        lines = [
+            [
+                row["workload"],
+                row["layout"],
+                f"{row['measured_s']['makespan']:.2f}",
+                *(f"{row['error_ratio'][metric]:+.1%}" for metric in metrics),
+                f"{row['spread_ratio']['makespan']:.1%}",
+            ]
+            for row in rows
+        ]
+        head = ["workload", "layout", "makespan, s", *(f"error of {m}" for m in metrics), "runs apart"]
+        parts += [
+            f"{kind[0].upper()}{kind[1:]}; {where(result)}; medians of {repeats} runs. Errors of the "
+            "predictions, absolute, median / worst:",
+            table(["layout", *metrics], summary),
+            "Each workload, and how far apart the makespans of its runs are:",
+            table(head, lines, texts=2),
+        ]
+    return "\n\n".join(parts)
+
+
+def planner_speed(result: Result) -> str:
+    """How long simulations and searches take."""
+    rows = [
+        [row["what"], row["layouts"], f"{row['requests']:,}", str(row["processes"]), f"{row['wall_s']:.1f}"]
+        for row in result["rows"]
+    ]
+    head = ["what", "layouts", "requests", "processes", "s"]
+    return f"{result['machine']['cores']} cores, {result['date']}:\n\n{table(head, rows, texts=2)}"
 
 
 def determinism(results: Sequence[Result]) -> str:

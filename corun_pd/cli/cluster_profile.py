@@ -71,7 +71,7 @@ def machine(settings: Mapping[str, Any]) -> dict[str, str]:
     found = {name: str(facts[name]) for name in ("cpu", "cores", "memory_bytes", "python")}
     return found | {
         "pinned_cores": str(settings.get("cores") or "none"),
-        "model": str(Path(settings["model"]).name),
+        "model": Path(settings["model"]).name if settings.get("model") else "",
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "command": f"corun-pd {shlex.join(sys.argv[1:])}",
     }

@@ -1,5 +1,6 @@
 """`corun-pd profile`: measures the planner's cost model on this machine."""
 
+import asyncio
 import datetime
 import shlex
 import sys
@@ -14,7 +15,9 @@ from pydantic import ValidationError
 from corun_pd.bench.report import machine_facts, print_table
 from corun_pd.bench.shapes import SHAPES, write_shape
 from corun_pd.bench.step_times import Places, StepTimes, measure_steps
+from corun_pd.cli.cluster_profile import machine, profile_cluster, show_profile
 from corun_pd.cli.plan_inputs import parse_numbers
+from corun_pd.client import AsyncClient
 from corun_pd.config import EngineConfig, FakeConfig, PrefillConfig, describe_validation
 from corun_pd.errors import ConfigError
 from corun_pd.planner.cost import Profile, StepCost
@@ -28,6 +31,7 @@ LENGTHS: Final = tuple(1 << power for power in range(4, 18))
 
 @click.command()
 @click.option("--model", type=click.Path(path_type=Path, exists=True), help="A model folder.")
+@click.option("--router", help="Measure an idle cluster that runs, through its router, at this address.")
 @click.option("--shape", type=click.Choice(sorted(SHAPES)), help="A shape with random weights.")
 @click.option("--mode", type=click.Choice(["isolated", "packed"]), default="packed", show_default=True)
 @click.option("--chunk", type=int, default=2048, show_default=True, help="C of isolated, T of packed.")
@@ -51,9 +55,17 @@ LENGTHS: Final = tuple(1 << power for power in range(4, 18))
 @click.option("--logs", type=click.Path(file_okay=False, path_type=Path), help="The engines' logs.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True)
 def profile(**settings: Any) -> None:
-    """Measures steps, transfers and start-up of a prefill and a decode engine, in a few minutes."""
-    if (settings["model"] is None) == (settings["shape"] is None):
-        raise click.UsageError("give one of --model and --shape")
+    """Measures steps, transfers and start-up of a prefill and a decode engine, in a few minutes.
+
+    With --router those of a cluster as it stands: what runs beside its engines is in the figures.
+    """
+    if sum(settings[name] is not None for name in ("model", "shape", "router")) != 1:
+        raise click.UsageError("give one of --model, --shape and --router")
+    if settings["router"] is not None:
+        found = asyncio.run(_measure_cluster(settings["router"], settings))
+        settings["out"].write_text(found.to_json())
+        show_profile(found)
+        return
     model = settings["model"]
     if model is None:
         model = write_shape(settings["shape"], Path(tempfile.gettempdir(), "corun-pd-shapes"))
@@ -103,6 +115,11 @@ def make_profile(
             "transfer": tuple(widest.transfers),
         },
     )
+
+
+async def _measure_cluster(router: str, settings: dict[str, Any]) -> Profile:
+    async with AsyncClient(router) as client:
+        return await profile_cluster(client, settings["longest"], machine(settings))
 
 
 def _engine(settings: dict[str, Any], slots: int) -> EngineConfig:

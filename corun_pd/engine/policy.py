@@ -146,13 +146,16 @@ class PackedPrefill:
             shares.append(Share(partial.key, partial.remaining))
             room -= partial.remaining
         short_of_room = False
+        width = self.width
         for place, prompt in enumerate(waiting):
             if slots == 0 or prompt.blocks > blocks:
                 short_of_room = True
                 break
             if place >= self.window or room == 0:
                 break
-            tokens = min(prompt.remaining, self.width)
+            tokens = prompt.prompt - prompt.computed
+            if tokens > width:
+                tokens = width
             if tokens <= room:
                 shares.append(Share(prompt.key, tokens))
                 room -= tokens

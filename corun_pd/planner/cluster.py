@@ -100,7 +100,7 @@ class Cluster(ABC):
 
     def _end(self, job: Job, now_s: float) -> list[Event]:
         self.in_system -= 1
-        self._record.edge(Edge.FINISHED, job, now_s)
+        self._record.finish(job, now_s)
         return self._place(now_s)
 
     @property
@@ -127,7 +127,7 @@ class Cluster(ABC):
             raise ConfigError(
                 f"failures: request {job.index} was lost {job.replays} times; instances fail too often for it"
             )
-        self._record.edge(Edge.REPLAYED, job, now_s)
+        self._record.replay(job, now_s)
         return (now_s + PAUSE_S, partial(self._again, job))
 
     def _again(self, job: Job, now_s: float) -> list[Event]:

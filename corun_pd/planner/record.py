@@ -28,15 +28,19 @@ class Record:
         self._observer = observer
 
     def edge(self, edge: Edge, job: Job, at_s: float) -> None:
-        """The request passes an edge of its life."""
-        if edge is Edge.FINISHED:
-            self._finish(job, at_s)
-        elif edge is Edge.FAILED:
-            self.refused += 1
-        elif edge is Edge.REPLAYED:
-            self.replays += 1
+        """The request passes an edge of its life that is not counted."""
         if self._observer is not None:
             self._observer(edge, job.index, at_s)
+
+    def refuse(self, job: Job, at_s: float) -> None:
+        """No instance ever holds the request."""
+        self.refused += 1
+        self.edge(Edge.FAILED, job, at_s)
+
+    def replay(self, job: Job, at_s: float) -> None:
+        """The request is lost and runs again."""
+        self.replays += 1
+        self.edge(Edge.REPLAYED, job, at_s)
 
     def first_token(self, job: Job, at_s: float) -> None:
         """The first token is there; the client has it already where that is a replay's."""
@@ -44,7 +48,8 @@ class Record:
             job.first_s = at_s
             self.ttft_s.append(at_s - job.queued_s)
 
-    def _finish(self, job: Job, at_s: float) -> None:
+    def finish(self, job: Job, at_s: float) -> None:
+        """The last token is there."""
         self.finished += 1
         self.prompt_tokens += job.prompt
         self.output_tokens += job.output
@@ -53,3 +58,4 @@ class Record:
             self.first_s = job.queued_s
         if job.output > 1 and job.first_s is not None:
             self.tpot_s.append((at_s - job.first_s) / (job.output - 1))
+        self.edge(Edge.FINISHED, job, at_s)

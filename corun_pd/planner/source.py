@@ -112,7 +112,7 @@ class Source:
         first = samples[0]
         if not self._layout.ever_holds(first.demand):
             for job in samples:
-                self._record.edge(Edge.FAILED, job, job.queued_s)
+                self._record.refuse(job, job.queued_s)
             return
         self._waiting += len(samples)
         if self._layout.colocated:

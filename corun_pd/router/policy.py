@@ -80,18 +80,16 @@ def slot_limit(slots: int, lookahead: int | None) -> int:
 def pick_decode(ledgers: Iterable[L], demand: Demand, lookahead: int | None) -> L | None:
     """The decode (or colocated) instance with the most free slots, then the most free KV; None: wait."""
 
-    def fits(ledger: L) -> bool:
-        info = ledger.info
-        return (
-            ledger.legs < slot_limit(info.slots, lookahead)
-            and info.blocks_for(demand.total_tokens) <= ledger.free_blocks
-        )
+    tokens = demand.total_tokens
 
-    def score(ledger: L) -> tuple[float, float]:
-        limit = slot_limit(ledger.info.slots, lookahead)
-        return (1 - ledger.legs / limit, ledger.free_blocks / ledger.info.blocks)
+    def score(ledger: L) -> tuple[float, float] | None:
+        info, legs = ledger.info, ledger.legs
+        limit, free = slot_limit(info.slots, lookahead), ledger.free_blocks
+        if legs >= limit or info.blocks_for(tokens) > free:
+            return None
+        return (1 - legs / limit, free / info.blocks)
 
-    return _pick(ledgers, fits, score)
+    return _pick(ledgers, score)
 
 
 def pick_prefill(ledgers: Iterable[L], demand: Demand) -> L | None:
@@ -101,13 +99,15 @@ def pick_prefill(ledgers: Iterable[L], demand: Demand) -> L | None:
     keeps an instance from filling up with KV that nobody has come for.
     """
 
-    def fits(ledger: L) -> bool:
-        return ledger.info.blocks_for(demand.prompt_tokens) <= ledger.free_blocks
+    tokens = demand.prompt_tokens
 
-    def score(ledger: L) -> tuple[float, float]:
-        return (1 / (1 + ledger.prompt_tokens), ledger.free_blocks / ledger.info.blocks)
+    def score(ledger: L) -> tuple[float, float] | None:
+        info, free = ledger.info, ledger.free_blocks
+        if info.blocks_for(tokens) > free:
+            return None
+        return (1 / (1 + ledger.prompt_tokens), free / info.blocks)
 
-    return _pick(ledgers, fits, score)
+    return _pick(ledgers, score)
 
 
 def room_for(ledgers: Iterable[L], demand: Demand) -> int:
@@ -133,8 +133,12 @@ def ever_fits(infos: Iterable[InstanceInfo], tokens: int) -> bool:
     return any(info.blocks_for(tokens) <= info.blocks for info in infos)
 
 
-def _pick(
-    ledgers: Iterable[L], fits: Callable[[L], bool], score: Callable[[L], tuple[float, float]]
-) -> L | None:
-    """Filter, score in [0, 1], pick: the first of the best."""
-    return max(filter(fits, ledgers), key=score, default=None)
+def _pick(ledgers: Iterable[L], score: Callable[[L], tuple[float, float] | None]) -> L | None:
+    """Filter (a score of None is out), score in [0, 1], pick: the first of the best."""
+    best: L | None = None
+    most = (-1.0, -1.0)
+    for ledger in ledgers:
+        found = score(ledger)
+        if found is not None and found > most:
+            best, most = ledger, found
+    return best

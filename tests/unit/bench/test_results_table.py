@@ -78,7 +78,7 @@ def write(root: Path, name: str, result: dict[str, Any]) -> Path:
 def root(tmp_path: Path) -> Path:
     """A repository with empty sections and one result."""
     (tmp_path / "docs").mkdir()
-    for name in ("README.md", "docs/benchmarks.md", "docs/batch.md"):
+    for name in ("README.md", "docs/planner.md", "docs/benchmarks.md", "docs/batch.md"):
         (tmp_path / name).write_text(f"before\n{TOOL.BEGIN}\nold\n{TOOL.END}\nafter\n")
     write(tmp_path, "throughput-qwen3-8b-h200", make_result("throughput", [make_row("throughput", "packed")]))
     return tmp_path

@@ -18,7 +18,7 @@ from corun_pd.client import AsyncClient
 from corun_pd.core import InstanceInfo, Role
 from corun_pd.errors import ConfigError, InvalidRequest
 
-__all__ = ["Answer", "ClusterTimes", "ask", "measure_cluster"]
+__all__ = ["Answer", "ClusterTimes", "ask", "measure_cluster", "measure_router"]
 
 #: Prefill steps of one kind that are measured, tokens of a row, and decode steps of a sample.
 PREFILL_STEPS, ANSWER, WINDOW = 8, 48, 8
@@ -103,6 +103,15 @@ async def measure_cluster(client: AsyncClient, longest: int) -> ClusterTimes:
         return await _Probe(shared, infos, longest).measure()
 
 
+async def measure_router(client: AsyncClient) -> tuple[float, int, Sequence[float]]:
+    """`refusal_s`, `ttft_tokens` and `ttft_s` of `ClusterTimes` alone, of an idle cluster."""
+    infos = [member.instance for member in (await client.describe()).members]
+    async with client.shared() as shared:
+        probe = _Probe(shared, infos, SHORT)
+        await probe.first_tokens()  # the first of everything is slow
+        return await probe.refusals(), SHORT, await probe.first_tokens()
+
+
 class _Probe:
     def __init__(self, client: AsyncClient, infos: Sequence[InstanceInfo], longest: int) -> None:
         info = infos[0]
@@ -140,9 +149,9 @@ class _Probe:
             prompts,
             list(chain.from_iterable(decode)),
             one_row,
-            await self._quiet(self._refusals),
+            await self._quiet(self.refusals),
             SHORT,
-            await self._quiet(self._first_tokens),
+            await self._quiet(self.first_tokens),
         )
         if self._is_apart:
             transfers = [await self._quiet(self._transfers, length) for length in [*lengths, self._longest]]
@@ -160,11 +169,11 @@ class _Probe:
         self._foreign_cores = max(self._foreign_cores, cores)
         return found
 
-    async def _first_tokens(self) -> list[float]:
+    async def first_tokens(self) -> list[float]:
         """Of short prompts, one at a time."""
         return [(await self._all(self._requests(SHORT, 1, output=1)))[0].ttft_s for _ in range(3 * PULLS)]
 
-    async def _refusals(self) -> float:
+    async def refusals(self) -> float:
         """Seconds a request, of many that come at once and that the router refuses."""
         requests = self._requests(SHORT, REFUSALS, output=self._info.max_model_tokens + 1)
         start_s = time.perf_counter()

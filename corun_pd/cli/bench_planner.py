@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import click
 
-from corun_pd.bench.cluster_times import Answer, ask
+from corun_pd.bench.cluster_times import Answer, ask, measure_router
 from corun_pd.bench.quiet import quietly
 from corun_pd.bench.report import print_table, write_result
 from corun_pd.bench.workloads import EngineRequest, make_engine_requests
-from corun_pd.cli.cluster_profile import machine, profile_cluster, show_profile
+from corun_pd.cli.cluster_profile import machine, profile_cluster, router_cost, show_profile
 from corun_pd.cli.layouts import counts_of
 from corun_pd.cli.plan_inputs import parse_numbers
 from corun_pd.client import AsyncClient
@@ -107,6 +107,9 @@ async def _measure(
             if profile is None:
                 profile = await profile_cluster(client, settings["longest"], machine(settings))
                 show_profile(profile)
+            elif settings["fake"]:
+                router = router_cost(*await measure_router(client), profile.prefill)
+                profile = profile.model_copy(update={"router": router})
             rows: list[Comparison] = []
             async with client.shared() as shared:
                 for workload in held_out(layout, profile, settings["longest"], settings["requests"]):

@@ -3,7 +3,7 @@
 import datetime
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,7 +18,7 @@ from corun_pd.planner.cost import Beside, DecodePoint, Profile, RouterCost, Step
 from corun_pd.planner.fit import MOST_BYTES_PER_S, fit_decode, fit_prefill, fit_transfer, with_rows
 from corun_pd.planner.prefill_cost import IsolatedCost, PackedCost
 
-__all__ = ["machine", "profile_cluster", "show_profile"]
+__all__ = ["machine", "profile_cluster", "router_cost", "show_profile"]
 
 
 async def profile_cluster(client: AsyncClient, longest: int, machine: dict[str, str]) -> Profile:
@@ -51,7 +51,7 @@ def make_profile(infos: list[InstanceInfo], times: ClusterTimes, machine: dict[s
         start_up_s=0.0,
         company=_company(infos),
         beside=_beside(times, prefill, whole),
-        router=_router(times, prefill),
+        router=router_cost(times.refusal_s, times.ttft_tokens, times.ttft_s, prefill),
         residuals={"prefill": prefill_error, "decode": decode_error, "transfer": transfer_error},
         samples={
             "prefill": tuple(times.prompts),
@@ -99,10 +99,12 @@ def _company(infos: list[InstanceInfo]) -> str:
     return f"a cluster of {there}, through its router and a streaming client; others idle but for `beside`"
 
 
-def _router(times: ClusterTimes, prefill: IsolatedCost | PackedCost) -> RouterCost:
-    """What a request takes before and after its prefill, when nothing else is there."""
-    latency_s = median(times.ttft_s) - prefill.alone_s(times.ttft_tokens) - times.refusal_s
-    return RouterCost(request_s=times.refusal_s, latency_s=max(0.0, latency_s))
+def router_cost(
+    refusal_s: float, tokens: int, ttft_s: Sequence[float], prefill: IsolatedCost | PackedCost
+) -> RouterCost:
+    """What a request takes before and after its prefill, by prompts of `tokens` tokens one at a time."""
+    latency_s = median(ttft_s) - prefill.alone_s(tokens) - refusal_s
+    return RouterCost(request_s=refusal_s, latency_s=max(0.0, latency_s))
 
 
 def _beside(times: ClusterTimes, prefill: IsolatedCost | PackedCost, step: DecodePoint) -> Beside | None:

@@ -1,5 +1,6 @@
 """`corun-pd plan`: how many prefill and decode instances a workload takes."""
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -9,11 +10,12 @@ import orjson
 
 from corun_pd.cli.plan_inputs import FORMATS, length_rule, open_trace, parse_load, parse_numbers
 from corun_pd.cli.plan_output import plan_row, plan_table, sensitivity_table, unit_of
+from corun_pd.client import AsyncClient
 from corun_pd.errors import ConfigError
 from corun_pd.planner.deploy import cluster_config, write_cluster
 from corun_pd.planner.failures import Failures
 from corun_pd.planner.goal import Bound, Goal, Objective
-from corun_pd.planner.memory import MemoryPlan, plan_memory
+from corun_pd.planner.memory import MemoryPlan, confirm_blocks, plan_memory
 from corun_pd.planner.model_shape import ModelShape
 from corun_pd.planner.outcome import PERCENTILES
 from corun_pd.planner.page import write_page
@@ -31,6 +33,15 @@ TARGETS: Final[dict[str, tuple[Literal["TTFT", "TPOT"], int]]] = {
     **{f"ttft_p{percentile}_s": ("TTFT", percentile) for percentile in PERCENTILES},
     **{f"tpot_p{percentile}_s": ("TPOT", percentile) for percentile in PERCENTILES},
 }
+
+
+async def _started_blocks(router: str) -> dict[str, int]:
+    """KV blocks of each instance of a running cluster."""
+    async with AsyncClient(router, timeout_s=10.0) as client:
+        members = (await client.describe()).members
+    if not members:
+        raise ConfigError(f"--router {router}: no instance has joined")
+    return {member.instance.instance_id: member.instance.blocks for member in members}
 
 
 def _targets(command: Any) -> Any:
@@ -101,6 +112,7 @@ FilePath = click.Path(dir_okay=False, path_type=Path)
 @click.option("--mtbf-s", type=float, help="Instances fail: the mean time that one runs.")
 @click.option("--restart-s", type=float, help="Until a failed one is back; else the profile's start-up.")
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+@click.option("--router", help="A cluster that runs, whose KV blocks are held against the plan.")
 @click.option("--explain", "in_words", is_flag=True, help="Say in words which pool limits and why.")
 @click.option(
     "--sensitivity", "fifths", is_flag=True, help="Try the plan with each assumption 20 % less and more."
@@ -137,6 +149,7 @@ def plan(
     mtbf_s: float | None,
     restart_s: float | None,
     workers: int,
+    router: str | None,
     in_words: bool,
     fifths: bool,
     every_layout: bool,
@@ -188,6 +201,8 @@ def plan(
     if fifths or page is not None:
         rows = list(sensitivity(requests_anew, best, goal, load, max_tokens=max_tokens, failures=failures))
     inputs = [*trace.report.lines(), *(memory.lines() if memory else ())]
+    if router is not None:
+        inputs.append(confirm_blocks(kv_blocks, asyncio.run(_started_blocks(router))))
     table = plan_table(found, unit=unit_of(goal))
     if page is not None:
         write_page(

@@ -52,6 +52,8 @@ def held_out(layout: Layout, profile: Profile, longest: int, requests: int) -> l
     ]
     found.append(Workload("rollout groups", Offline(), list(_groups(requests, unit))))
     mixed = list(Synthetic(requests, Uniform(unit, 8 * unit), LogNormal(3 * unit, 0.6, 8 * unit), seed=17))
+    if layout.per_device > 1 and profile.beside is not None:  # what instances can do that slow each other
+        profile = profile.scaled(prefill=profile.beside.prefill, decode=profile.beside.decode)
     least_s = Work.of(mixed, profile).least_makespan_s(layout)
     found.append(Workload("bursty online", Online(), list(_bursts(mixed, least_s / LOAD_RATIO))))
     return found

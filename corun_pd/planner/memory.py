@@ -1,15 +1,19 @@
 """Where a device's memory goes: weights, activations, and KV in what is left; or why that is too little."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from corun_pd.errors import SetupError
 from corun_pd.planner.model_shape import ModelShape
 
-__all__ = ["Infeasible", "MemoryPlan", "plan_memory"]
+__all__ = ["KV_MARGIN", "Infeasible", "MemoryPlan", "confirm_blocks", "plan_memory"]
 
 #: What CUDA, NCCL and captured graphs take beside the tensors.
 RUNTIME_BYTES: Final = 2 << 30
+
+#: By how much an engine's KV pool may differ from its plan, as a share: activations are an estimate.
+KV_MARGIN: Final = 0.1
 
 
 class Infeasible(SetupError):
@@ -100,3 +104,20 @@ def plan_memory(
     return MemoryPlan(
         device_bytes, usable, weights, activations, RUNTIME_BYTES, kv_bytes, blocks, block_tokens
     )
+
+
+def confirm_blocks(planned: int, started: Mapping[str, int], margin: float = KV_MARGIN) -> str:
+    """Holds the KV blocks of started instances, by name, against the plan; says so when they are within it.
+
+    Raises Infeasible that names the instance with the fewest when that is below the plan by more than
+    `margin`, a share: requests that the plan runs at once would queue there.
+    """
+    name, fewest = min(started.items(), key=lambda pair: pair[1])
+    most = max(started.values())
+    if fewest < planned * (1 - margin):
+        raise Infeasible(
+            "the KV cache",
+            f"{name} started with {fewest} blocks, {1 - fewest / planned:.0%} below the {planned} planned; "
+            f"{margin:.0%} is allowed",
+        )
+    return f"confirmed: {len(started)} instances have {fewest} to {most} KV blocks, {planned} are planned"

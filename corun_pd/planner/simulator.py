@@ -2,7 +2,7 @@
 
 The router's policy picks instances, the engines' policy fills prefill steps: the code that runs in the
 cluster, over the times of a cost profile. Left out: the wire but for KV transfers
-and what the profile says of the router, and prefix reuse between requests, which the engines do not do.
+and what the profile says of the router, and prefix reuse between requests (`engine.prefix_cache`).
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""OpenAI batch files as a trace: completions and chat, n samples each; no times."""
+"""OpenAI batch files as a trace: completions and chat, n samples of a prompt each; no times."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -50,7 +50,8 @@ class OpenAiBatch(Trace):
             elif output <= 0 or samples <= 0:
                 report.drop(Drop.NEGATIVE if output < 0 or samples < 0 else Drop.FAILED)
             else:
-                requests = [TraceRequest(None, prompt, output)] * samples
+                group = report.rows if samples > 1 else None
+                requests = [TraceRequest(None, prompt, output, group=group)] * samples
                 report.keep(*requests)
                 yield from requests
 

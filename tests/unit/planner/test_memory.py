@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from corun_pd.errors import SetupError
-from corun_pd.planner.memory import Infeasible, MemoryPlan, plan_memory
+from corun_pd.planner.memory import Infeasible, MemoryPlan, confirm_blocks, plan_memory
 from corun_pd.planner.model_shape import ModelShape
 
 GIB = 1 << 30
@@ -104,6 +104,15 @@ def test_kv_of_one_byte_holds_twice_the_tokens(tmp_path: Path) -> None:
     wide, narrow = plan(shape), plan(shape, kv_element_bytes=1)
     assert narrow.kv_blocks in (2 * wide.kv_blocks, 2 * wide.kv_blocks + 1)
     assert wide.kv_bytes == narrow.kv_bytes
+
+
+def test_started_engines_confirm_the_plan_within_a_margin() -> None:
+    """One below it is named; more than planned is fine."""
+    said = confirm_blocks(100, {"prefill-0": 95, "decode-0": 140})
+    assert said == "confirmed: 2 instances have 95 to 140 KV blocks, 100 are planned"
+    with pytest.raises(Infeasible, match="decode-0 started with 89 blocks, 11% below the 100 planned; 10%"):
+        confirm_blocks(100, {"prefill-0": 95, "decode-0": 89})
+    assert confirm_blocks(100, {"decode-0": 89}, margin=0.2)
 
 
 def test_bytes_add_up_and_are_shown(tmp_path: Path) -> None:

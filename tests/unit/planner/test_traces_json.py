@@ -144,6 +144,9 @@ def test_batch_lines_give_a_request_per_sample(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "b.jsonl", *[{"custom_id": "a", "body": body} for body in bodies])
     trace = OpenAiBatch(path, RULE)
+    groups = [request.group for request in trace]
+    assert groups[0] is not None
+    assert groups == [groups[0], groups[0], None, None]  # n samples have one prompt
     assert [(r.prompt_tokens, r.output_tokens) for r in read(trace)] == [(20, 24), (20, 24), (3, 8), (2, 4)]
     assert trace.report.dropped == {Drop.NO_LIMIT: 1, Drop.NOT_TEXT: 1}
     assert trace.report.notes == {Note.NOT_ONLY_TEXT: 1}

@@ -190,3 +190,31 @@ def test_a_figure_of_failures_alone_can_be_drawn(tmp_path: Path) -> None:
         result = write(tmp_path, experiment, make_result(experiment, [{"mode": "packed", "error": "x"}]))
         plot_file(result, tmp_path / f"{experiment}.svg")
         assert (tmp_path / f"{experiment}.svg").stat().st_size > 0
+
+
+def test_predictions_and_their_speed_are_in_the_planners_document(root: Path) -> None:
+    """Errors as they are, above and below; their absolute median and worst for each layout."""
+    metrics = ("makespan", "TTFT p50")
+
+    def row(workload: str, *errors: float) -> dict[str, Any]:
+        return {
+            "workload": workload,
+            "layout": "1 prefill, 1 decode",
+            "engine": "vLLM",
+            "measured_s": dict.fromkeys(metrics, 2.0),
+            "error_ratio": dict(zip(metrics, errors, strict=True)),
+            "spread_ratio": dict.fromkeys(metrics, 0.04),
+        }
+
+    rows = [row("short", -0.02, 0.1), row("long in", 0.01, -0.3), row("long out", 0.05, 0.0)]
+    result = make_result("planner", rows)
+    result["settings"] = {"model": "models/tiny", "repeats": 3}
+    write(root, "planner-cpu", result)
+    simulation = {"what": "simulation", "layouts": "8C", "requests": 1000000, "processes": 1, "wall_s": 31.04}
+    write(root, "planner-speed", make_result("planner-speed", [simulation]))
+    assert TOOL.main([], root) == 0
+    text = (root / "docs/planner.md").read_text()
+    assert "| 1 prefill, 1 decode | 2.0% / 5.0% | 10.0% / 30.0% |" in text
+    assert "| long in | 1 prefill, 1 decode | 2.00 | +1.0% | -30.0% | 4.0% |" in text
+    assert "| simulation | 8C | 1,000,000 | 1 | 31.0 |" in text
+    assert "1,000,000" not in (root / "docs/benchmarks.md").read_text()

@@ -67,6 +67,8 @@ def test_memory_of_a_model_is_planned_and_shown(tmp_path: Path) -> None:
         ((*SYNTHETIC, *POOL, "--load", "online"), "no times"),
         ((*SYNTHETIC, *POOL, "--tpot-p95-s", "0"), "a TPOT of 0.0 s is not positive"),
         ((*SYNTHETIC, *POOL, "--ttft-p95-s", "0.5"), "more instances do not help"),
+        ((*SYNTHETIC, *POOL, "--objective", "cost"), "--objective cost takes --gpu-hour-price"),
+        ((*SYNTHETIC, *POOL, "--mtbf-s", "0"), "the mean must be positive"),
         ((*SYNTHETIC, *POOL, "--gpus", "0"), "one instance takes 1 GPUs, of 0 there"),
         ((*SYNTHETIC, *POOL, "--gpus-per-instance", "9", "--gpus", "8"), "takes 9 GPUs, of 8 there"),
         ((*SYNTHETIC, *POOL, "--slots", "65"), "slots: 65 was not measured"),
@@ -94,3 +96,32 @@ def test_more_requests_than_the_trace_has_need_a_flag(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "5 requests asked for and 2 there" in result.stderr
     assert plan(tmp_path, *arguments, "--repeat").exit_code == 0
+
+
+def test_cheapest_layout_that_meets_targets_comes_with_its_bound(tmp_path: Path) -> None:
+    """Two machines: the second is as fast and twice as dear. Cost is GPU hours times the price."""
+    dear = write(tmp_path / "dear.json", make_profile(fingerprint="e" * 64).to_json())
+    trace = ("--format", "synthetic", "--trace", "50/20@2", "--requests", "60", "--load", "online")
+    targets = ("--ttft-p90-s", "6", "--tpot-p99-s", "0.4")
+    prices = ("--gpu-hour-price", "2", "--gpu-hour-price", "4")
+    arguments = (*trace, *POOL, *targets, "--objective", "cost", *prices, "--profile", str(dear))
+    result = plan(tmp_path, *arguments)
+    assert result.exit_code == 0, result.output
+    assert "cost    bound makespan" in result.output
+    plans = json.loads(plan(tmp_path, *arguments, "--json", "--workers", "2").output)["plans"]
+    best = plans[0]
+    assert best["fingerprint"] == "f" * 64
+    assert best["ttft"]["p90"] <= 6
+    assert best["cost"] == pytest.approx(best["makespan_s"] * best["gpus"] * 2 / 3600)
+    assert all(0 < one["least_cost"] <= one["cost"] for one in plans)
+    assert best["cost"] == min(one["cost"] for one in plans)
+
+
+def test_failures_of_instances_lengthen_a_plan(tmp_path: Path) -> None:
+    """And are counted."""
+    arguments = (*SYNTHETIC, *POOL, "--gpus", "1", "--json")
+    calm = json.loads(plan(tmp_path, *arguments).output)["plans"][0]
+    rough = json.loads(plan(tmp_path, *arguments, "--mtbf-s", "20", "--restart-s", "1").output)["plans"][0]
+    assert calm["failures"] == 0
+    assert rough["failures"] > 0
+    assert rough["makespan_s"] > calm["makespan_s"]

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from corun_pd.bench.quiet import quietly
 from corun_pd.bench.workloads import EngineRequest, make_engine_requests
@@ -72,6 +72,21 @@ class ClusterTimes:
     beside_prefill: Sequence[tuple[int, int, float]] = ()
     beside_decode: Sequence[tuple[int, float]] = ()
     foreign_cores: float = 0.0
+
+    def with_more(self, more: Self) -> Self:
+        """Both, of the same cluster at another time."""
+        return replace(
+            self,
+            prompts=[*self.prompts, *more.prompts],
+            decode=[*self.decode, *more.decode],
+            one_row=[*self.one_row, *more.one_row],
+            refusal_s=(self.refusal_s + more.refusal_s) / 2,
+            ttft_s=[*self.ttft_s, *more.ttft_s],
+            transfers=[*self.transfers, *more.transfers],
+            beside_prefill=[*self.beside_prefill, *more.beside_prefill],
+            beside_decode=[*self.beside_decode, *more.beside_decode],
+            foreign_cores=max(self.foreign_cores, more.foreign_cores),
+        )
 
 
 async def ask(client: AsyncClient, request: EngineRequest, samples: int = 1) -> list[Answer]:

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import click
 
-from corun_pd.bench.cluster_times import Answer, ask, measure_router
+from corun_pd.bench.cluster_times import Answer, ClusterTimes, ask, measure_cluster, measure_router
 from corun_pd.bench.quiet import quietly
 from corun_pd.bench.report import print_table, write_result
 from corun_pd.bench.workloads import EngineRequest, make_engine_requests
-from corun_pd.cli.cluster_profile import machine, profile_cluster, router_cost, show_profile
+from corun_pd.cli.cluster_profile import instances, machine, make_profile, router_cost, show_profile
 from corun_pd.cli.layouts import counts_of
 from corun_pd.cli.plan_inputs import parse_numbers
 from corun_pd.client import AsyncClient
@@ -81,6 +81,7 @@ def planner(**settings: Any) -> None:
     for text in settings["layouts"].split(","):
         with _pinned(settings) as cores:
             found, profiles[text] = asyncio.run(_measure(counts_of(text), given, settings, cores))
+            _show(found)
             rows += found
     _write(rows, profiles, settings)
 
@@ -88,46 +89,63 @@ def planner(**settings: Any) -> None:
 async def _measure(
     counts: dict[Role, int], profile: Profile | None, settings: dict[str, Any], cores: Sequence[int]
 ) -> tuple[list[Comparison], Profile]:
-    """Starts the cluster, measures its costs where they are not given, and runs every workload on it."""
+    """Starts the cluster and runs every workload on it.
+
+    Its costs are measured where they are not given, before and after: a machine drifts.
+    """
     with tempfile.TemporaryDirectory() as logs:
         async with (
             LocalCluster(_cluster(counts, settings, cores, Path(logs))) as cluster,
             AsyncClient(cluster.router_address) as client,
         ):
-            fleet = await client.describe()
-            info = fleet.members[0].instance
-            instances = sum(counts.values())
+            infos = await instances(client)
             layout = Layout(
-                slots=info.slots,
-                blocks=min(member.instance.blocks for member in fleet.members),
-                block_tokens=info.block_tokens,
-                per_device=settings["per_device"] if instances > 1 else 1,
+                slots=infos[0].slots,
+                blocks=min(info.blocks for info in infos),
+                block_tokens=infos[0].block_tokens,
+                per_device=settings["per_device"] if len(infos) > 1 else 1,
                 **{role.value: count for role, count in counts.items()},
             )
+            times: ClusterTimes | None = None
             if profile is None:
-                profile = await profile_cluster(client, settings["longest"], machine(settings))
+                times = await measure_cluster(client, settings["longest"])
+                profile = make_profile(infos, times, machine(settings))
                 show_profile(profile)
             elif settings["fake"]:
                 router = router_cost(*await measure_router(client), profile.prefill)
                 profile = profile.model_copy(update={"router": router})
-            rows: list[Comparison] = []
-            async with client.shared() as shared:
-                for workload in held_out(layout, profile, settings["longest"], settings["requests"]):
-                    if settings["only"] in (None, workload.name):
-                        rows.append(await _compare(shared, workload, layout, profile, settings, info))
-                        _show(rows[-1:])
-            return rows, profile
+            workloads = [
+                workload
+                for workload in held_out(layout, profile, settings["longest"], settings["requests"])
+                if settings["only"] in (None, workload.name)
+            ]
+            runs = [
+                (workload, *await _repeat(client, workload, settings, infos[0])) for workload in workloads
+            ]
+            if times is not None:
+                times = times.with_more(await measure_cluster(client, settings["longest"]))
+                profile = make_profile(infos, times, machine(settings))
+                show_profile(profile)
+    engine = "fake" if settings["fake"] else "vLLM"
+    rows = [
+        Comparison(
+            workload.name,
+            layout.words,
+            engine,
+            Figures.median_of(figures),
+            Figures.predicted(simulate(workload.requests, layout, profile, workload.load)),
+            spread=Figures.spread_of(figures),
+            foreign_cores=foreign_cores,
+        )
+        for workload, figures, foreign_cores in runs
+    ]
+    return rows, profile
 
 
-async def _compare(
-    client: AsyncClient,
-    workload: Workload,
-    layout: Layout,
-    profile: Profile,
-    settings: dict[str, Any],
-    info: InstanceInfo,
-) -> Comparison:
-    """Runs the workload a few times and simulates it."""
+async def _repeat(
+    client: AsyncClient, workload: Workload, settings: dict[str, Any], info: InstanceInfo
+) -> tuple[list[Figures], float]:
+    """Runs the workload a few times; and the cores that others used, at most."""
     requests = make_engine_requests(
         [(one.prompt_tokens, one.output_tokens) for one in workload.requests], info.vocabulary
     )
@@ -137,15 +155,10 @@ async def _compare(
         run, cores = await quietly(lambda: _run(client, workload, requests))
         runs.append(run)
         foreign_cores = max(foreign_cores, cores)
-    return Comparison(
-        workload.name,
-        layout.words,
-        "fake" if settings["fake"] else "vLLM",
-        Figures.median_of(runs),
-        Figures.predicted(simulate(workload.requests, layout, profile, workload.load)),
-        spread=Figures.spread_of(runs),
-        foreign_cores=foreign_cores,
-    )
+        click.echo(
+            f"{workload.name}: {run.seconds['makespan']:.2f} s, others used {cores:.2f} cores", err=True
+        )
+    return runs, foreign_cores
 
 
 async def _run(client: AsyncClient, workload: Workload, requests: Sequence[EngineRequest]) -> Figures:

@@ -18,13 +18,17 @@ from corun_pd.planner.cost import Beside, DecodePoint, Profile, RouterCost, Step
 from corun_pd.planner.fit import MOST_BYTES_PER_S, fit_decode, fit_prefill, fit_transfer, with_rows
 from corun_pd.planner.prefill_cost import IsolatedCost, PackedCost
 
-__all__ = ["machine", "profile_cluster", "router_cost", "show_profile"]
+__all__ = ["instances", "machine", "make_profile", "profile_cluster", "router_cost", "show_profile"]
 
 
 async def profile_cluster(client: AsyncClient, longest: int, machine: dict[str, str]) -> Profile:
     """Measures an idle cluster. `longest` is of prompts, in tokens; start-up is not measured and 0."""
-    infos = [member.instance for member in (await client.describe()).members]
-    return make_profile(infos, await measure_cluster(client, longest), machine)
+    return make_profile(await instances(client), await measure_cluster(client, longest), machine)
+
+
+async def instances(client: AsyncClient) -> list[InstanceInfo]:
+    """Those of the cluster."""
+    return [member.instance for member in (await client.describe()).members]
 
 
 def make_profile(infos: list[InstanceInfo], times: ClusterTimes, machine: dict[str, str]) -> Profile:

@@ -10,7 +10,7 @@ import click
 from corun_pd.bench.report import print_table, write_result
 from corun_pd.planner.columns import Columns
 from corun_pd.planner.cost import Profile
-from corun_pd.planner.goal import Goal
+from corun_pd.planner.goal import Bound, Goal, Objective
 from corun_pd.planner.layout import Layout
 from corun_pd.planner.load import Load, Offline, Online
 from corun_pd.planner.search import Search, search
@@ -81,12 +81,16 @@ def planner_speed(**settings: Any) -> None:
     slots = [int(part) for part in settings["slots"].split(",")]
     space = Space(settings["gpus"], (profile,), slots, BLOCKS, BLOCK_TOKENS)
     count = len(list(space.layouts()))
-    for what, every in (("search", False), ("search, every layout to its end", True)):
-        if every and not settings["every"]:
-            continue
+    cheap = Goal(Objective.GPU_TIME, (Bound("TTFT", 95, 1.0), Bound("TPOT", 95, 0.03)))
+    searches: list[tuple[str, Goal, Load, bool]] = [
+        ("search for the shortest job", Goal(), Offline(), False),
+        ("search for the least GPU time that meets targets online", cheap, Online(), False),
+    ]
+    if settings["every"]:
+        searches.append(("every layout to its end", Goal(), Offline(), True))
+    for what, goal, load, every in searches:
         wall_s = time.perf_counter()
-        how = Search(every=every, workers=settings["workers"])
-        found = search(lambda: trace, space, Goal(), Offline(), how)
+        found = search(lambda: trace, space, goal, load, Search(every=every, workers=settings["workers"]))
         add(
             {
                 "what": what,

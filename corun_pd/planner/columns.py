@@ -36,6 +36,11 @@ class Columns:
             found._groups.append(_ALONE if group is None else group)
         return found
 
+    @property
+    def last_arrival_s(self) -> float:
+        """When the last one comes; 0 of a workload without times."""
+        return max(self._arrivals_s, default=0.0) if self._has_times else 0.0
+
     def __len__(self) -> int:
         return len(self._prompts)
 

@@ -17,7 +17,7 @@ from corun_pd.planner.cost import Profile
 from corun_pd.planner.failures import Failures
 from corun_pd.planner.goal import Goal
 from corun_pd.planner.layout import Layout
-from corun_pd.planner.load import Load
+from corun_pd.planner.load import Load, Online
 from corun_pd.planner.memory import Infeasible
 from corun_pd.planner.outcome import Outcome
 from corun_pd.planner.simulator import Overtime, simulate
@@ -91,7 +91,8 @@ def search(
     works = {id(profile): Work.of(workload, profile) for profile in space.profiles}
     _check_reachable(works.values(), space, goal)
     found = _Found(space, goal, how.every)
-    tasks = sorted(_tasks(space, works, goal), key=lambda task: (task.least_cost, task.number))
+    span_s = workload.last_arrival_s / load.speed if isinstance(load, Online) else 0.0
+    tasks = sorted(_tasks(space, works, goal, span_s), key=lambda task: (task.least_cost, task.number))
     runner = _Runner(workload, load, how.max_tokens, how.failures)
     if how.workers == 1:
         for task in tasks:
@@ -198,9 +199,10 @@ def _run(task: _Task, until_s: float) -> Outcome | None:
     return _runner[-1].run(task, until_s)
 
 
-def _tasks(space: Space, works: dict[int, Work], goal: Goal) -> Iterator[_Task]:
+def _tasks(space: Space, works: dict[int, Work], goal: Goal, span_s: float) -> Iterator[_Task]:
+    """Every layout; none is over before the last request comes, `span_s` after the first."""
     for number, (layout, profile) in enumerate(space.layouts()):
-        least_s = works[id(profile)].least_makespan_s(layout)
+        least_s = max(works[id(profile)].least_makespan_s(layout), span_s)
         gpus = layout.instances * space.gpus_per_instance
         least_cost = goal.cost(least_s, gpus, space.price_of(profile))
         yield _Task(least_cost, number, least_s, layout, profile, gpus)

@@ -7,6 +7,7 @@ import pytest
 
 from corun_pd.errors import ConfigError
 from corun_pd.planner.goal import Bound, Goal, Objective
+from corun_pd.planner.layout import Layout
 from corun_pd.planner.load import Load, Offline, Online
 from corun_pd.planner.memory import Infeasible
 from corun_pd.planner.search import Plan, Search, search
@@ -105,6 +106,20 @@ def test_no_layout_beats_its_bound() -> None:
     for layout, profile in make_space().layouts():
         least_s = works[id(profile)].least_makespan_s(layout)
         assert 0 < least_s <= simulate(TRACE, layout, profile, Offline()).makespan_s
+
+
+def test_bound_counts_a_prompt_of_several_samples_once_where_it_is_computed_once() -> None:
+    """Eight samples of each prompt, hardly any decode: apart is faster than eight prompts would be."""
+    groups = [TraceRequest(None, 256, 2, group=at) for at in range(20) for _ in range(8)]
+    work = Work.of(groups, PACKED)
+    apart, whole = (
+        Layout(slots=16, blocks=2000, block_tokens=16, **counts)
+        for counts in ({"prefill": 1, "decode": 1}, {"colocated": 1})
+    )
+    assert work.least_makespan_s(apart) == pytest.approx(20 * 0.2)
+    assert work.least_makespan_s(whole) > 8 * 20 * 0.2
+    for layout in (apart, whole):
+        assert work.least_makespan_s(layout) <= simulate(groups, layout, PACKED, Offline()).makespan_s
 
 
 def test_bound_spares_simulations() -> None:

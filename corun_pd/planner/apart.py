@@ -16,7 +16,7 @@ from corun_pd.planner.job import Job
 from corun_pd.planner.layout import Layout
 from corun_pd.planner.record import Record
 from corun_pd.planner.source import Source
-from corun_pd.router.policy import most_at_once, pick_decode, pick_prefill, room_for
+from corun_pd.router.policy import most_together, pick_decode, pick_prefill, room_for
 
 __all__ = ["Apart"]
 
@@ -140,7 +140,7 @@ class Apart(Cluster):
         if demand.max_tokens > 1:
             decode = pick_decode(self._decode, demand, lookahead)
             if decode is not None and siblings:
-                count = min(count, most_at_once(self._decode, demand))
+                count = min(count, most_together(self._decode, demand))
                 if room_for(self._decode, demand) < count:
                     decode = None
             self._waits_for_decode = decode is None

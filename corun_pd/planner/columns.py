@@ -37,9 +37,11 @@ class Columns:
         return found
 
     @property
-    def last_arrival_s(self) -> float:
-        """When the last one comes; 0 of a workload without times."""
-        return max(self._arrivals_s, default=0.0) if self._has_times else 0.0
+    def arrival_span_s(self) -> float:
+        """From the first arrival to the last; 0 of a workload without times."""
+        if not self._has_times or not self._arrivals_s:
+            return 0.0
+        return max(self._arrivals_s) - min(self._arrivals_s)
 
     def __len__(self) -> int:
         return len(self._prompts)

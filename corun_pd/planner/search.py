@@ -91,7 +91,7 @@ def search(
     works = {id(profile): Work.of(workload, profile) for profile in space.profiles}
     _check_reachable(works.values(), space, goal)
     found = _Found(space, goal, how.every)
-    span_s = workload.last_arrival_s / load.speed if isinstance(load, Online) else 0.0
+    span_s = workload.arrival_span_s / load.speed if isinstance(load, Online) else 0.0
     tasks = sorted(_tasks(space, works, goal, span_s), key=lambda task: (task.least_cost, task.number))
     runner = _Runner(workload, load, how.max_tokens, how.failures)
     if how.workers == 1:

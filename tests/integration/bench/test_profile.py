@@ -47,7 +47,7 @@ def test_a_profile_of_two_widths_is_measured_and_can_be_planned_with(tmp_path: P
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (("--model", "."), "give one of --model and --shape"),
+        (("--model", "."), "give one of --model, --shape and --router"),
         (("--cores", "0"), "--cores 0: takes 2 numbers"),
         (("--slots", "many"), "--slots many"),
         (("--slots", "0"), "slots: Input should be greater than 0 (got 0)"),

@@ -10,7 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import ParamSpec, Self, TypeVar
+from statistics import median
+from typing import ParamSpec, TypeVar
 
 from corun_pd.bench.quiet import quietly
 from corun_pd.bench.workloads import EngineRequest, make_engine_requests
@@ -18,7 +19,7 @@ from corun_pd.client import AsyncClient
 from corun_pd.core import InstanceInfo, Role
 from corun_pd.errors import ConfigError, InvalidRequest
 
-__all__ = ["Answer", "ClusterTimes", "ask", "measure_cluster", "measure_router"]
+__all__ = ["Answer", "ClusterTimes", "SpeedProbe", "ask", "measure_cluster", "measure_router"]
 
 #: Prefill steps of one kind that are measured, tokens of a row, and decode steps of a sample.
 PREFILL_STEPS, ANSWER, WINDOW = 8, 48, 8
@@ -73,21 +74,6 @@ class ClusterTimes:
     beside_decode: Sequence[tuple[int, float]] = ()
     foreign_cores: float = 0.0
 
-    def with_more(self, more: Self) -> Self:
-        """Both, of the same cluster at another time."""
-        return replace(
-            self,
-            prompts=[*self.prompts, *more.prompts],
-            decode=[*self.decode, *more.decode],
-            one_row=[*self.one_row, *more.one_row],
-            refusal_s=(self.refusal_s + more.refusal_s) / 2,
-            ttft_s=[*self.ttft_s, *more.ttft_s],
-            transfers=[*self.transfers, *more.transfers],
-            beside_prefill=[*self.beside_prefill, *more.beside_prefill],
-            beside_decode=[*self.beside_decode, *more.beside_decode],
-            foreign_cores=max(self.foreign_cores, more.foreign_cores),
-        )
-
 
 async def ask(client: AsyncClient, request: EngineRequest, samples: int = 1) -> list[Answer]:
     """Streams a request of some samples of its full length; an answer for each."""
@@ -127,6 +113,20 @@ async def measure_router(client: AsyncClient) -> tuple[float, int, Sequence[floa
         return await probe.refusals(), SHORT, await probe.first_tokens()
 
 
+class SpeedProbe:
+    """How fast an idle cluster is at the moment: a machine drifts. Make one in the client's event loop."""
+
+    def __init__(self, client: AsyncClient, infos: Sequence[InstanceInfo], longest: int) -> None:
+        self._probe = _Probe(client, infos, longest)
+
+    async def measure(self) -> tuple[tuple[int, int, float], tuple[int, float]]:
+        """A sample of `ClusterTimes.prompts`, of a chunk, and one of `decode`, of N rows."""
+        probe = self._probe
+        decode = await probe.decode(SHORT, probe.rows)
+        kv, seconds = zip(*decode, strict=True)
+        return await probe.prompts(probe.chunk), (round(median(kv)), median(seconds))
+
+
 class _Probe:
     def __init__(self, client: AsyncClient, infos: Sequence[InstanceInfo], longest: int) -> None:
         info = infos[0]
@@ -135,11 +135,12 @@ class _Probe:
         self._is_packed = info.settings.get("prefill_mode") in ("packed", '"packed"')
         self._is_apart = any(one.role is Role.DECODE for one in infos)
         self._prefills = sum(one.role is not Role.DECODE for one in infos)
-        self._rows = info.slots * sum(one.role is not Role.PREFILL for one in infos)
+        self.rows = info.slots * sum(one.role is not Role.PREFILL for one in infos)
         pool = min(one.blocks for one in infos) * info.block_tokens
         room = pool // info.slots - 2 * info.block_tokens
-        self._pool = pool * (self._rows // info.slots) - 2 * info.block_tokens * self._rows
+        self._pool = pool * (self.rows // info.slots) - 2 * info.block_tokens * self.rows
         self._longest = min(longest, info.max_model_tokens - ANSWER, room - ANSWER)
+        self.chunk = min(info.prefill_tokens, self._longest)
         self._drawn = 0
         self._chunk_s = self._step_s = self._foreign_cores = 0.0
         if self._longest < 1:
@@ -148,18 +149,18 @@ class _Probe:
             )
 
     async def measure(self) -> ClusterTimes:
-        await self._decode(SHORT, self._rows)  # the first of everything is slow
+        await self.decode(SHORT, self.rows)  # the first of everything is slow
         await self._transfers(SHORT)
         lengths = [length for length in (SHORT << n for n in range(14)) if length < self._longest]
         # Short prompts are many to a step of packed prefill, which costs the same whatever it holds.
         least = self._info.prefill_tokens // 2 if self._is_packed else 1
         wide = [length for length in [*lengths, self._longest] if length >= least] or [self._longest]
-        prompts = [await self._quiet(self._prompts, length) for length in wide]
+        prompts = [await self._quiet(self.prompts, length) for length in wide]
         self._chunk_s = max(seconds / max(1, n // self._info.prefill_tokens) for n, _, seconds in prompts)
-        one_row = await self._quiet(self._decode, SHORT, 1)
+        one_row = await self._quiet(self.decode, SHORT, 1)
         self._step_s = min(seconds for _, seconds in one_row)
         levels = sorted({max(SHORT, self._longest * at // (2 * KV_LEVELS - 2)) for at in range(KV_LEVELS)})
-        decode = [await self._quiet(self._decode, length, self._rows) for length in levels]
+        decode = [await self._quiet(self.decode, length, self.rows) for length in levels]
         times = ClusterTimes(
             prompts,
             list(chain.from_iterable(decode)),
@@ -205,7 +206,7 @@ class _Probe:
         found = await asyncio.gather(*(ask(self._client, request) for request in requests))
         return [answer for one in found for answer in one]
 
-    async def _prompts(self, length: int) -> tuple[int, int, float]:
+    async def prompts(self, length: int) -> tuple[int, int, float]:
         """Prompts of one length in a row, behind one that lets them all come meanwhile."""
         chunk = self._info.prefill_tokens
         together = max(1, min(chunk // length, self._info.slots)) if self._is_packed else 1
@@ -216,7 +217,7 @@ class _Probe:
         end_s = max(answer.token_s[0] for answer in answers)
         return (length, together, (end_s - start_s) / PREFILL_STEPS)
 
-    async def _decode(self, length: int, rows: int) -> list[tuple[int, float]]:
+    async def decode(self, length: int, rows: int) -> list[tuple[int, float]]:
         """Steps of `rows` sequences at once, from prompts of `length` tokens on.
 
         The first to come goes on until the last has come, and then all go on for a while.
@@ -257,10 +258,10 @@ class _Probe:
         """Prompts of a chunk in a row while all rows decode. The first of them let the rows join."""
         chunk, length = min(self._info.prefill_tokens, self._longest), SHORT
         blockers = BLOCKERS * self._prefills
-        rows = self._requests(length, self._rows, output=min(BESIDE_ANSWER, self._longest))
+        rows = self._requests(length, self.rows, output=min(BESIDE_ANSWER, self._longest))
         prompts = self._requests(chunk, blockers + BESIDE_STEPS * self._prefills, output=1)
         answers = await self._all([*rows, *prompts])
-        decoded, computed = answers[: self._rows], answers[self._rows :]
+        decoded, computed = answers[: self.rows], answers[self.rows :]
         start_s = max(answer.token_s[0] for answer in computed[:blockers])
         end_s = max(answer.token_s[0] for answer in computed)
         if start_s < max(a.token_s[1] for a in decoded) or end_s > min(a.token_s[-1] for a in decoded):

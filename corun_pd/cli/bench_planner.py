@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import click
 
-from corun_pd.bench.cluster_times import Answer, ClusterTimes, ask, measure_cluster, measure_router
+from corun_pd.bench.cluster_times import Answer, SpeedProbe, ask, measure_cluster, measure_router
 from corun_pd.bench.quiet import quietly
 from corun_pd.bench.report import print_table, write_result
 from corun_pd.bench.workloads import EngineRequest, make_engine_requests
@@ -22,7 +23,7 @@ from corun_pd.cli.plan_inputs import parse_numbers
 from corun_pd.client import AsyncClient
 from corun_pd.cluster.local import LocalCluster
 from corun_pd.config import ClusterConfig
-from corun_pd.core import InstanceInfo, Role
+from corun_pd.core import Role
 from corun_pd.planner.accuracy import METRICS, Comparison, Figures, Summary
 from corun_pd.planner.cost import DecodePoint, Profile, TransferCost
 from corun_pd.planner.held_out import Workload, held_out
@@ -81,7 +82,6 @@ def planner(**settings: Any) -> None:
     for text in settings["layouts"].split(","):
         with _pinned(settings) as cores:
             found, profiles[text] = asyncio.run(_measure(counts_of(text), given, settings, cores))
-            _show(found)
             rows += found
     _write(rows, profiles, settings)
 
@@ -89,10 +89,7 @@ def planner(**settings: Any) -> None:
 async def _measure(
     counts: dict[Role, int], profile: Profile | None, settings: dict[str, Any], cores: Sequence[int]
 ) -> tuple[list[Comparison], Profile]:
-    """Starts the cluster and runs every workload on it.
-
-    Its costs are measured where they are not given, before and after: a machine drifts.
-    """
+    """Starts the cluster and runs every workload on it; measures its costs where they are not given."""
     with tempfile.TemporaryDirectory() as logs:
         async with (
             LocalCluster(_cluster(counts, settings, cores, Path(logs))) as cluster,
@@ -106,59 +103,71 @@ async def _measure(
                 per_device=settings["per_device"] if len(infos) > 1 else 1,
                 **{role.value: count for role, count in counts.items()},
             )
-            times: ClusterTimes | None = None
+            probe: SpeedProbe | None = None
             if profile is None:
+                probe = SpeedProbe(client, infos, settings["longest"])
                 times = await measure_cluster(client, settings["longest"])
                 profile = make_profile(infos, times, machine(settings))
                 show_profile(profile)
             elif settings["fake"]:
                 router = router_cost(*await measure_router(client), profile.prefill)
                 profile = profile.model_copy(update={"router": router})
-            workloads = [
-                workload
-                for workload in held_out(layout, profile, settings["longest"], settings["requests"])
-                if settings["only"] in (None, workload.name)
-            ]
-            runs = [
-                (workload, *await _repeat(client, workload, settings, infos[0])) for workload in workloads
-            ]
-            if times is not None:
-                times = times.with_more(await measure_cluster(client, settings["longest"]))
-                profile = make_profile(infos, times, machine(settings))
-                show_profile(profile)
-    engine = "fake" if settings["fake"] else "vLLM"
-    rows = [
-        Comparison(
-            workload.name,
-            layout.words,
-            engine,
-            Figures.median_of(figures),
-            Figures.predicted(simulate(workload.requests, layout, profile, workload.load)),
-            spread=Figures.spread_of(figures),
-            foreign_cores=foreign_cores,
-        )
-        for workload, figures, foreign_cores in runs
-    ]
+            rows: list[Comparison] = []
+            for workload in held_out(layout, profile, settings["longest"], settings["requests"]):
+                if settings["only"] in (None, workload.name):
+                    words = infos[0].vocabulary
+                    rows.append(await _compare(client, probe, workload, layout, profile, settings, words))
+                    _show(rows[-1:])
     return rows, profile
 
 
-async def _repeat(
-    client: AsyncClient, workload: Workload, settings: dict[str, Any], info: InstanceInfo
-) -> tuple[list[Figures], float]:
-    """Runs the workload a few times; and the cores that others used, at most."""
+async def _compare(
+    client: AsyncClient,
+    probe: SpeedProbe | None,
+    workload: Workload,
+    layout: Layout,
+    profile: Profile,
+    settings: dict[str, Any],
+    vocabulary: int,
+) -> Comparison:
+    """Runs the workload a few times and simulates it with the costs of that time."""
     requests = make_engine_requests(
-        [(one.prompt_tokens, one.output_tokens) for one in workload.requests], info.vocabulary
+        [(one.prompt_tokens, one.output_tokens) for one in workload.requests], vocabulary
     )
     runs: list[Figures] = []
+    speeds: list[tuple[float, float]] = []
     foreign_cores = 0.0
     for _ in range(settings["repeats"]):
+        if probe is not None:
+            speeds.append(_slowness(profile, *await probe.measure()))
         run, cores = await quietly(lambda: _run(client, workload, requests))
         runs.append(run)
         foreign_cores = max(foreign_cores, cores)
-        click.echo(
-            f"{workload.name}: {run.seconds['makespan']:.2f} s, others used {cores:.2f} cores", err=True
-        )
-    return runs, foreign_cores
+    if probe is not None:
+        speeds.append(_slowness(profile, *await probe.measure()))
+    prefill, decode = (median(speed) for speed in zip(*speeds, strict=True)) if speeds else (1.0, 1.0)
+    now = profile.scaled(prefill=prefill, decode=decode)
+    return Comparison(
+        workload.name,
+        layout.words,
+        "fake" if settings["fake"] else "vLLM",
+        Figures.median_of(runs),
+        Figures.predicted(simulate(workload.requests, layout, now, workload.load)),
+        spread=Figures.spread_of(runs),
+        foreign_cores=foreign_cores,
+        slowness=(prefill, decode),
+    )
+
+
+def _slowness(
+    profile: Profile, prompts: tuple[int, int, float], decode: tuple[int, float]
+) -> tuple[float, float]:
+    """How many times as long as in the profile a prefill and a decode step of a probe took."""
+    tokens, _, prefill_s = prompts
+    kv, decode_s = decode
+    (point,) = profile.decode
+    step_s = point.base_s + point.slots * point.row_s + kv * point.kv_token_s
+    return prefill_s / profile.prefill.alone_s(tokens), decode_s / step_s
 
 
 async def _run(client: AsyncClient, workload: Workload, requests: Sequence[EngineRequest]) -> Figures:
@@ -264,7 +273,8 @@ def _show(rows: Sequence[Comparison]) -> None:
         errors = ", ".join(f"{metric} {row.error(metric):+.1%}" for metric in METRICS)
         click.echo(
             f"{row.workload} on {row.layout}: {row.measured.seconds['makespan']:.2f} s "
-            f"(runs {row.spread.seconds['makespan']:.1%} apart, others used {row.foreign_cores:.2f} cores); "
+            f"(runs {row.spread.seconds['makespan']:.1%} apart, others used {row.foreign_cores:.2f} cores, "
+            f"steps x{row.slowness[0]:.2f} and x{row.slowness[1]:.2f}); "
             f"{errors}"
         )
 
@@ -281,6 +291,7 @@ def _write(rows: Sequence[Comparison], profiles: dict[str, Profile], settings: d
             "error_ratio": {metric: row.error(metric) for metric in METRICS},
             "spread_ratio": dict(row.spread.seconds),
             "foreign_cores": row.foreign_cores,
+            "slowness": dict(zip(("prefill", "decode"), row.slowness, strict=True)),
         }
         for row in rows
     ]

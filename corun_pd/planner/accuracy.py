@@ -45,7 +45,8 @@ class Figures:
 class Comparison:
     """One workload on one layout. `spread` is how far apart the measured runs are, as a share.
 
-    `foreign_cores` is what others used of the machine meanwhile, at most.
+    `foreign_cores` is what others used of the machine meanwhile, at most; `slowness` is how many times as
+    long as in the profile prefill and decode steps took then, which the prediction has taken in.
     """
 
     workload: str
@@ -55,6 +56,7 @@ class Comparison:
     predicted: Figures
     spread: Figures = Figures(dict.fromkeys(METRICS, 0.0))
     foreign_cores: float = 0.0
+    slowness: tuple[float, float] = (1.0, 1.0)
 
     def error(self, metric: str) -> float:
         """Of the prediction, as a share of the measurement; above 0: too long. 0 when both are 0."""
